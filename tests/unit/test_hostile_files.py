@@ -64,8 +64,10 @@ def test_remote_code_is_asked_for_in_one_place(tmp_path: Path, text: str) -> Non
 
 @pytest.mark.parametrize("field", ["accelerator_config", "fsdp_config", "lr_scheduler_kwargs"])
 def test_a_mapping_is_read_from_no_file(tmp_path: Path, field: str) -> None:
-    found = [what for _, what, _ in problems(tmp_path, f"training: {{{field}: /dev/zero}}\n")]
-    assert f"`{field}` must be a mapping or null, but got `/dev/zero`" in found
+    text = f"training: {{{field}: /dev/zero}}\n"
+    found = {what: hint for _, what, hint in problems(tmp_path, text)}
+    hint = found[f"`{field}` must be a mapping or null, but got `/dev/zero`"]
+    assert "write `{name: value}`" in str(hint)
 
 
 def test_a_secret_is_refused_and_not_told(tmp_path: Path) -> None:

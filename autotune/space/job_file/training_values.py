@@ -102,6 +102,8 @@ def _next_step(value: Any, kinds: list[ast.expr], choices: tuple[str, ...]) -> s
             return "write `true` or `false`"
         if any(name.startswith("list[") for name in names):
             return f"write `[{value[:_LONGEST]}]`"
+        if any(name.startswith("dict") for name in names):
+            return "write `{name: value}`: from a file, or from JSON in a text, it is not read"
     return "leave it out" if value is None else None
 
 
