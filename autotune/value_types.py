@@ -30,13 +30,16 @@ def matches(value: Any, kind: Any) -> bool:
             return kind is float and math.isfinite(value)
         return isinstance(value, int) and abs(value) < _TOO_LARGE
     if kind is str:
-        return isinstance(value, str) and _is_writable(value)
+        return isinstance(value, str) and is_writable(value)
     plain, arguments = get_origin(kind) or kind, get_args(kind)
     if plain is Literal:
         return value in arguments
     if isinstance(plain, type) and is_dataclass(plain) and isinstance(value, plain):
         kinds = _kinds(plain)
         return all(matches(getattr(value, f.name), kinds[f.name]) for f in fields(plain))
+    if hasattr(plain, "_fields"):  # a NamedTuple
+        kinds_of_items = tuple(_kinds(plain).values())
+        return isinstance(value, plain) and _items_match(value, tuple, kinds_of_items)
     return isinstance(value, plain) and _items_match(value, plain, arguments)
 
 
@@ -84,8 +87,9 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, float):
         return math.isfinite(value)
-    return not isinstance(value, str) or _is_writable(value)
+    return not isinstance(value, str) or is_writable(value)
 
 
-def _is_writable(text: str) -> bool:
+def is_writable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no half of a character (lone surrogate)."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

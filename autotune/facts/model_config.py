@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.errors import Problem
+from autotune.value_types import is_writable
 
 SIZES = (
     "hidden_size",
@@ -59,6 +60,9 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
         return {}, [Problem(where=file, what="not a config: it is nested without end")]
     if not isinstance(data, dict):
         what = f"not a config: it holds a {type(data).__name__}, not an object"
+        return {}, [Problem(where=file, what=what)]
+    if not is_writable(json.dumps(data, ensure_ascii=False)):
+        what = "not a config: half of a character (a lone surrogate) is in it"
         return {}, [Problem(where=file, what=what)]
     return data, list(config_problems(data, file))
 

@@ -57,7 +57,9 @@ def test_heads_that_cannot_share_keys_are_refused() -> None:
     assert "`num_attention_heads: 4` is not a multiple of `num_key_value_heads: 3`" in line
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '"word"'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "[" * 100_000, '"word"', '{"model_type": "\\ud800"}']
+)
 def test_what_is_no_object_is_named_by_its_file(text: str) -> None:
     _, (problem,) = read_config(text, "m/config.json")
     assert problem.where.startswith("m/config.json")

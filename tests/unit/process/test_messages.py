@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.estimate.speed.ceilings import Bandwidth, OperatorRate
 from autotune.probe.protocol import OUTCOMES, Measurement
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
@@ -156,6 +157,9 @@ def test_a_probes_files_lie_in_its_folder(nasty_dir: Path) -> None:
         ({7: "x"}, Mapping[str, str]),
         (True, int),
         ("x", int | None),
+        ([Bandwidth(8, float("inf"))], list[Bandwidth]),
+        ([OperatorRate("aten::mm", "\ud800", 1.0)], list[OperatorRate]),
+        ([(8, 1.0)], list[Bandwidth]),
         (Measurement(outcome="ok", reason="x", stages_s={"a": 1}), int),
     ],
 )
@@ -165,6 +169,7 @@ def test_a_value_of_another_kind_is_seen_however_deep(value: object, kind: Any) 
 
 def test_values_of_their_kind_are_let_through() -> None:
     assert matches({"a": [1, 2]}, dict[str, list[int]])
+    assert matches((Bandwidth(8, 1.0),), tuple[Bandwidth, ...])
     assert matches((1, 2), tuple[int, int]) and matches(("a",) * 3, tuple[str, ...])
     assert (
         matches(3, float) and matches(None, int | None) and matches({"a": [None]}, dict[str, Any])
