@@ -34,9 +34,24 @@ import scipy.optimize
 assert scipy.optimize.linear_sum_assignment.__module__.startswith("scipy.")
 assert scipy.optimize.minimize
 """
+LOOKUPS = """
+import importlib.metadata, sys
+import autotune.process.later_imports
+import torch._library.utils
+import transformers.utils.import_utils as importing
+from autotune.process import import_lookups as ours
+
+assert sys.version_info >= (3, 12) or (
+    importlib.metadata.packages_distributions is ours.packages_distributions
+)
+assert torch._library.utils.get_source is ours.source_of_caller
+assert importing.fetch__all__.func is ours.exported_names
+"""
 
 
-@pytest.mark.parametrize("program", [COMPILER, SOLVER], ids=["compiler", "solver"])
+@pytest.mark.parametrize(
+    "program", [COMPILER, SOLVER, LOOKUPS], ids=["compiler", "solver", "lookups"]
+)
 def test_it_is_imported_when_it_is_first_called(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

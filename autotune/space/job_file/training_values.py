@@ -56,7 +56,7 @@ def wrong_value(name: str, value: Any, type_text: str | None) -> Wrong | None:
         type_text: its type, as the stack's source has it (`int | None`).
     """
     if isinstance(value, Mapping) and _CODE in value:
-        hint = f"write it there, where a run and its bundle name it: `training: {{{_CODE}: true}}`"
+        hint = f"write `training: {{{_CODE}: true}}`: a run and its bundle name that"
         return f"`{name}` holds `{_CODE}`, which is a field of its own", hint
     if type_text is None or (value is None and _null_does(name, type_text)):
         return None
