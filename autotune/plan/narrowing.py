@@ -10,7 +10,7 @@ from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.probe.throughput import passes
-from autotune.space.bind import SearchSpace
+from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
@@ -20,6 +20,11 @@ SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that no estimate hears of."""
 ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"
+
+
+def planned_space(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
+    """The candidates of a job that an estimate may prefer."""
+    return narrowed_space(bind(narrowed(definition, job, facts), job, facts), job, facts)
 
 
 def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:

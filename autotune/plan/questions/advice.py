@@ -8,13 +8,13 @@ from autotune.job.job import Job
 from autotune.plan.children import trace_server
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
-from autotune.plan.narrowing import narrowed
+from autotune.plan.narrowing import planned_space
 from autotune.plan.progress import Progress
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import FASTEST, Advisor
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
-from autotune.space.bind import SearchSpace, bind
+from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 
 
@@ -47,7 +47,7 @@ def advise(
             effort=FASTEST,
             progress=progress or Progress(),
         )
-        space = bind(narrowed(definition, job, facts), job, facts)
+        space = planned_space(definition, job, facts)
         return Advisor(estimator, kind).advice(space)
 
 

@@ -21,7 +21,7 @@ from autotune.job.job import Job
 from autotune.plan.choices import is_safe, leanness
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
-from autotune.plan.narrowing import narrowed
+from autotune.plan.narrowing import planned_space
 from autotune.plan.questions.changes import (
     Change,
     changed_fields,
@@ -34,7 +34,7 @@ from autotune.plan.questions.proposal import Proposal, smallest_of_each_field
 from autotune.plan.questions.proposal_estimates import BY_FORMULA, ProposalEstimates
 from autotune.plan.questions.way import Advice, Way, is_checked, preference, price
 from autotune.plan.trace_choice import Effort
-from autotune.space.bind import SearchSpace, bind
+from autotune.space.bind import SearchSpace
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
@@ -219,7 +219,7 @@ class Advisor:
         """The space of a changed job; None where it has none."""
         try:
             definition = load_definition(job.method, job.search_space)
-            return bind(narrowed(definition, job, self._facts), job, self._facts)
+            return planned_space(definition, job, self._facts)
         except UserError:
             return None
 

@@ -180,6 +180,19 @@ def test_the_price_is_the_fastest_that_fits_then_against_the_fastest_that_does_n
     assert plain["ways"][0]["changes"] == [{"text": "`tuning: lora`", "kind": "recipe"}]
 
 
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_way_out_flattens_rows_of_many_lengths_as_a_plan_does(advised, plan):
+    def fits(job, one):
+        return job.tuning == "lora"
+
+    facts = make_facts("cuda", installed=True)
+    quantiles = {"p1": 30, "p50": 250}
+    facts = dataclasses.replace(facts, data=dataclasses.replace(facts.data, quantiles=quantiles))
+    (way,) = advised(make_job(), fits, facts=facts, plan=plan).ways
+    assert way.candidate["attn_implementation"] == "flash_attention_2"
+    assert way.candidate["padding_free"] is True
+
+
 def test_what_a_single_gpu_may_keep_on_the_host_is_a_way_with_its_price(advised):
     def speed(job, one):
         return 100.0 / job.fixed.get("zero_stage", 1)
