@@ -22,8 +22,6 @@ def pytest_configure() -> None:
     settings.load_profile("unhurried")
     # How quiet this machine is is tested only where a test asks for it (`quiet_counts`).
     os.environ[QUIET_VARIABLE] = "9"
-    # What tests start keeps what Python compiles, as a user's commands do: 0.2 s a process.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if WORKER is None:
         return
     number, workers = int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
