@@ -24,7 +24,7 @@ PRECOMPUTED = "precompute_ref_log_probs"
 
 def planned_space(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     """The candidates of a job that an estimate may prefer."""
-    return narrowed_space(bind(narrowed(definition, job, facts), job, facts), job, facts)
+    return _preferred_space(bind(narrowed(definition, job, facts), job, facts), job, facts)
 
 
 def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:
@@ -56,7 +56,7 @@ def _liger_is_traced(job: Job, facts: Facts) -> bool:
     return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
 
 
-def narrowed_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
+def _preferred_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
     """The space without candidates that no estimate prefers to their like."""
     return _with_precomputed_reference(_with_one_kernel(space, facts), job, facts)
 

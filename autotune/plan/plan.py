@@ -24,7 +24,7 @@ from autotune.plan.draft import Draft, with_candidate
 from autotune.plan.drafting import drafted
 from autotune.plan.estimator import Estimator
 from autotune.plan.memory import Memory
-from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
+from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import Advisor
@@ -153,12 +153,10 @@ def _space(
     job: Job, definition: SpaceDefinition, facts: Facts, *, whole: bool, only_default: bool
 ) -> SearchSpace:
     """What is planned: all of the space, what an estimate may prefer, or the default alone."""
-    if not whole:
-        definition = narrowed(definition, job, facts)
-    space = bind(definition, job, facts)
-    if only_default:
-        return dataclasses.replace(space, candidates=(space.default(),))
-    return space if whole else narrowed_space(space, job, facts)
+    if not (whole or only_default):
+        return planned_space(definition, job, facts)
+    space = bind(definition if whole else narrowed(definition, job, facts), job, facts)
+    return dataclasses.replace(space, candidates=(space.default(),)) if only_default else space
 
 
 def _concluded(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from autotune.estimate.variant import LIGER_MODELS
 from autotune.plan.answer import answer_of, in_bfloat16, training_s
 from autotune.plan.choices import SAFE, choices, is_safe, shortened
-from autotune.plan.narrowing import narrowed, narrowed_space, without_flash
+from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.sharding.sharding import engine_name, sharding_of
@@ -198,7 +198,7 @@ FOREACH = "adamw_torch"
 def flash_space(job, facts):
     """(kernel of attention, whether rows are flattened, rows: one or more) of a narrowed space."""
     facts = replace(facts, data=replace(facts.data, quantiles={"p1": 30, "p50": 250}))
-    space = narrowed_space(bind(narrowed(shipped(), job, facts), job, facts), job, facts)
+    space = planned_space(shipped(), job, facts)
     return {
         (one["attn_implementation"], one["padding_free"], min(one.micro_batch, 2))
         for one in space.candidates
@@ -259,8 +259,7 @@ def test_liger_is_planned_where_its_kernels_are_in_the_estimate():
 def precomputed(**changes):
     """The values of `precompute_ref_log_probs` in a narrowed space of DPO."""
     job, facts = make_job(method="dpo", **changes), make_facts("cuda")
-    definition = narrowed(load_definition("dpo"), job, facts)
-    space = narrowed_space(bind(definition, job, facts), job, facts)
+    space = planned_space(load_definition("dpo"), job, facts)
     return {one["precompute_ref_log_probs"] for one in space.candidates}
 
 

@@ -8,7 +8,7 @@ import pytest
 from autotune.facts.kind_names import find_kind
 from autotune.plan.cache import PlanCache
 from autotune.plan.estimator import Estimator
-from autotune.plan.narrowing import narrowed
+from autotune.plan.narrowing import planned_space
 from autotune.plan.questions.changes import more_devices
 from autotune.plan.questions.leanest import decisive, leanest
 from autotune.plan.questions.ways import Advisor
@@ -78,7 +78,7 @@ def advised(tmp_path):
             jobs=[] if jobs == () else jobs,
             p_oom=p_oom,
         )
-        space = bind(narrowed(load_definition(job.method), job, facts), job, facts)
+        space = planned_space(load_definition(job.method), job, facts)
         device = None if kind is None else find_kind(kind)
         advisor = Advisor(estimator, device, tried)
         if plan:
