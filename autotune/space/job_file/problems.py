@@ -19,7 +19,7 @@ def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...],
     """Pydantic's errors with their paths; those of the members of one union as one."""
     details: dict[tuple[str | int, ...], Any] = {}
     for detail in error.errors():
-        path = tuple(p for p in detail["loc"] if p not in {"name", "no_data", "[key]"})
+        path = _without_marks(detail["loc"])
         tag = next((n for n, part in enumerate(path) if n and part in _UNION_TAGS), None)
         if tag is not None:
             form = "a number, a word, true, false, null or a list of words"
@@ -27,6 +27,14 @@ def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...],
         else:
             details[path] = detail
     return list(details.items())
+
+
+def _without_marks(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """A place in a job without what pydantic adds: the kind of a dataset, the mark of a key. A
+    field of the user's may be called the same."""
+    kind = location[:2] in {("dataset", "name"), ("dataset", "no_data")}
+    rest = location[2:] if kind else location[1:]
+    return (*location[:1], *(rest[:-1] if rest[-1:] == ("[key]",) else rest))
 
 
 UNKNOWN = ("extra_forbidden", "invalid_key")

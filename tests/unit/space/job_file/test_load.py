@@ -36,6 +36,12 @@ def test_a_resolved_job_reads_back_as_the_same_job(folder):
     assert load_job(second_file)[0] == job
 
 
+@pytest.mark.parametrize("name", ["name", "no_data", "[key]"])
+def test_an_unknown_key_called_as_pydantic_marks_places_is_refused_too(folder, name):
+    ((where, what, _),) = problems(folder, f"tuning: full\n'{name}': x\n")
+    assert where.endswith(":4") and what == f"unknown field `{name}`"
+
+
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(folder):
     ((where, what, hint),) = problems(folder, "tuning: full\nglobal_batch_sise: 4\n")
     assert where == "job:4"
