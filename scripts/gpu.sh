@@ -128,6 +128,9 @@ measure_attention() {
     (cd -- "$root" && "$python" -m benchmarks.attention_shapes.run --out "$out/attention.jsonl" "${@:2}")
 }
 
+# autotune's pick beside TRL's defaults, auto_find_batch_size and one written by hand, in turns.
+measure_outcome() { PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$python" -m benchmarks.outcome.run "$@"; }
+
 names() { declare -F | sed -n 's/^declare -f measure_//p' | paste -sd' '; }
 
 python=${PYTHON:-$root/.venv/bin/python}

@@ -92,11 +92,11 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with something tiny")
     parser.add_argument("--case", choices=CASES, action="append", help="in place of full and lora")
     arguments = parser.parse_args()
-    out = arguments.out or default_out(arguments.rehearse)
+    out = arguments.out or default_out(arguments.rehearse, "smoke")
     out.mkdir(parents=True, exist_ok=True)
     (out / "smoke_log.txt").unlink(missing_ok=True)
     began = time.monotonic()
-    describe_machine(out / "smoke_machine.json", arguments.rehearse)
+    describe_machine(out / "smoke_machine.json", "smoke", arguments.rehearse)
     with tempfile.TemporaryDirectory(prefix="autotune-smoke-") as scratch:
         runs = [
             smoke(name, Path(scratch), out, arguments.rehearse)
@@ -110,16 +110,12 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def default_out(rehearse: bool) -> Path:
+def default_out(rehearse: bool, measurement: str) -> Path:
     """Recorded results are kept in the repository; a rehearsal's are not."""
     if rehearse:
-        return ROOT / "runs" / f"gpu-smoke-rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
-    return (
-        ROOT
-        / "benchmarks"
-        / "recorded"
-        / f"gpu-smoke-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    )
+        return ROOT / "runs" / f"gpu-{measurement}-rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
+    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    return ROOT / "benchmarks" / "recorded" / f"gpu-{measurement}-{today}"
 
 
 def smoke(case: str, scratch: Path, out: Path, rehearse: bool) -> dict[str, Any]:
@@ -210,14 +206,14 @@ def problems_of(run: dict[str, Any]) -> list[str]:
     return []
 
 
-def describe_machine(path: Path, rehearse: bool) -> None:
+def describe_machine(path: Path, measurement: str, rehearse: bool) -> None:
     """What a recorded result must come with."""
     machine = {
         "schema": 1,
-        "measurement": "smoke",
+        "measurement": measurement,
         "rehearsal": rehearse,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["scripts/gpu.sh", "smoke", *sys.argv[1:]]),
+        "command": shlex.join(["scripts/gpu.sh", measurement, *sys.argv[1:]]),
         "revision": said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "autotune_env": as_json(autotune("env", "--json")[0]),
         "torch": as_json(said_by(sys.executable, "-c", TORCH) or ""),
