@@ -142,7 +142,13 @@ def _has_ended(past: PastRun) -> bool:
 def _headline(gathered: _Gathered) -> str:
     past, ranking = gathered.past, gathered.ranking
     if ranking is not None:
-        use = use_sentence(ranking.chosen, past.allowed_bytes, past.space, past.job.devices.total)
+        use = use_sentence(
+            ranking.chosen,
+            past.allowed_bytes,
+            past.space,
+            past.job.devices.total,
+            None if past.stored is None else past.stored.verification,
+        )
         return use if past.stored is not None else f"No recommendation yet. Best so far: {use}"
     if past.stored is not None:
         return f"Recommended: probe {past.stored.probe}."

@@ -52,7 +52,7 @@ def _answer_lines(result: Result, recommendation: Recommendation) -> list[str]:
     if result.space is None:
         return []
     chosen, allowed = recommendation.chosen, recommendation.allowed_bytes
-    return [use_sentence(chosen, allowed, result.space, result.devices)]
+    return [use_sentence(chosen, allowed, result.space, result.devices, result.verification)]
 
 
 def _untold_lines(result: Result) -> list[str]:

@@ -15,13 +15,27 @@ from autotune.units import format_bytes, format_seconds, format_speed
 
 
 def use_sentence(
-    chosen: Ranked, allowed_bytes: int | None, space: SearchSpace, devices: int
+    chosen: Ranked,
+    allowed_bytes: int | None,
+    space: SearchSpace,
+    devices: int,
+    verification: Verification | None = None,
 ) -> str:
-    """What to use, with what was measured of it."""
+    """What to use, with what was measured of it.
+
+    Args:
+        verification: where its launch was slower or faster by more than the noise of the probes,
+            this is said, with the epoch that follows.
+    """
     noise, tokens = chosen.measurement.relative_uncertainty, chosen.measurement.tokens_per_epoch
     error = "" if noise is None else f", +-{100 * noise:.1f}%"
     limit = "" if allowed_bytes is None else f" of {format_bytes(allowed_bytes)}"
     epoch = f"; an epoch takes {format_seconds(tokens / chosen.tokens_per_s)}" if tokens else ""
+    launched = None if verification is None else verification.speed_against_promise
+    if launched is not None and abs(launched - 1) > (noise or 0.0):
+        error += f"; its launch ran at {100 * launched:.0f}% of that"
+        if tokens:
+            epoch += f", {format_seconds(tokens / chosen.tokens_per_s / launched)} as launched"
     text = candidate_text(chosen.candidate, space, devices)
     return (
         f"Use {text}: {format_speed(chosen.tokens_per_s)} (measured{error}), "

@@ -28,13 +28,16 @@ from autotune.space.knobs import (
     GLOBAL_BATCH,
     MICRO_BATCH,
     SAMPLING,
+    SEGMENTS,
     Candidate,
     Knob,
 )
 
 CHECKPOINTING, PADDING_FREE, OPTIM = "gradient_checkpointing", "padding_free", "optim"
 WORKERS = "dataloader_num_workers"
-SEGMENTS, GENERATION_STEPS = "expandable_segments", "steps_per_generation"
+GENERATION_STEPS = "steps_per_generation"
+SEGMENTS_BY_DEVICE = {"cpu": [False], "cuda": [False, True]}
+"""Fixed segments are what a script has: its own way is among what is tried."""
 SET_FROM_OUTSIDE = (
     MICRO_BATCH,
     CHECKPOINTING,
@@ -73,7 +76,7 @@ def _of_script(knob: Knob, look: Look) -> Knob | None:
     if knob.name == GLOBAL_BATCH:
         return knob
     if knob.name == SEGMENTS:
-        return knob
+        return dataclasses.replace(knob, values=SEGMENTS_BY_DEVICE)
     if knob.name not in (*SET_FROM_OUTSIDE, *AS_THEY_ARE):
         return None
     if field_name(knob.name, frozenset(look.arguments)) not in look.arguments:

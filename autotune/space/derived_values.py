@@ -18,6 +18,7 @@ from autotune.space.value_words import (
     AS_TRANSFORMERS,
     BY_LENGTH,
     DIVISORS,
+    GROWING,
     JOB_BATCH,
     JOB_MAX_LENGTH,
     MACHINE,
@@ -56,6 +57,8 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: B
         return group_sizes(job)
     if word == BY_LENGTH:
         return ["random", "group_by_length"] if facts.data.ragged else ["random"]
+    if word == GROWING:
+        return [facts.device.maker == "NVIDIA"]
     if word == SIZES:
         return searched_sizes(job, facts)
     if word == AS_NEEDED and SERVER in bound_values.get(MODE, ()):

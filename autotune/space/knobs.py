@@ -16,6 +16,7 @@ GROUP = "num_generations"
 COMPLETION = "max_completion_length"
 RESPONSE = "response_length"
 SAMPLING = "train_sampling_strategy"
+SEGMENTS = "expandable_segments"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
@@ -28,7 +29,7 @@ FLAG_WORDS: Mapping[str, str] = {
     "padding_free": "padding-free",
     "use_liger_kernel": "Liger kernels",
     "activation_offloading": "activation offloading",
-    "expandable_segments": "expandable segments",
+    SEGMENTS: "expandable segments",
     "torch_compile": "torch.compile",
 }
 """What a person calls a knob that is on."""

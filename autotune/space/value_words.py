@@ -12,6 +12,7 @@ from autotune.space.knobs import (
     RESPONSE,
     ROLLOUT_CHUNK,
     SAMPLING,
+    SEGMENTS,
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
@@ -29,11 +30,13 @@ MACHINE = "1, and on several machines the processes of one"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
 BY_LENGTH = "random, and group_by_length where rows differ in length"
+GROWING = "growing where torch has it for the GPU"
 _BUCKETS = (AS_TRANSFORMERS, AND_LARGER)
 WORDS: dict[str, tuple[str, ...]] = {
     MICRO_BATCH: (DIVISORS,),
     "max_length": (JOB_MAX_LENGTH,),
     SAMPLING: (BY_LENGTH,),
+    SEGMENTS: (GROWING,),
     GLOBAL_BATCH: (JOB_BATCH,),
     GENERATION_BATCH: (WHOLE_GROUPS,),
     ROLLOUT_CHUNK: (QUARTERS,),

@@ -104,7 +104,7 @@ def _trained(training: Training, values: dict[str, Any]) -> dict[str, Any]:
         _, total = torch.cuda.mem_get_info()
         allowed_bytes = training.limit_bytes - OUTSIDE_BYTES
         torch.cuda.set_per_process_memory_fraction(allowed_bytes / total)
-    trainer = _trainer(training, values, "cuda" if on_gpu else "cpu")
+    trainer = trainer_of(training, values, "cuda" if on_gpu else "cpu")
     _warm_up(trainer)
     _synchronize(on_gpu)
     began = time.perf_counter()
@@ -124,7 +124,7 @@ def _trained(training: Training, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _trainer(training: Training, values: dict[str, Any], device: str) -> SFTTrainer:
+def trainer_of(training: Training, values: dict[str, Any], device: str) -> SFTTrainer:
     base = {
         "num_train_epochs": 1,
         "output_dir": str(training.scratch),

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.space.foreign.launch import Launch
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import Tool
-from autotune.space.knobs import MICRO_BATCH, Knob, condition_holds
+from autotune.space.knobs import MICRO_BATCH, SAMPLING, SEGMENTS, Knob, condition_holds
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
     DISTRIBUTED_TYPE,
@@ -48,11 +48,12 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
 
 
 def _is_open(knob: Knob, reading: Reading) -> bool:
-    """Whether the search would try several values of a speed knob that this job has."""
+    """Whether the search would try several values of a speed knob that this job has, or another
+    than the stack's."""
     if knob.kind != "speed" or knob.place == "launch" or knob.name == MICRO_BATCH:
         return False
     lists = knob.values.values() if isinstance(knob.values, Mapping) else [knob.values]
-    if knob.name != "train_sampling_strategy" and not any(
+    if knob.name not in (SAMPLING, SEGMENTS) and not any(
         isinstance(values, list) and len(values) > 1 for values in lists
     ):
         return False

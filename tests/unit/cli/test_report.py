@@ -193,6 +193,21 @@ def test_it_begins_with_what_to_use_as_it_was_measured():
     assert lines[1] == "recommended: probe 0"
 
 
+def test_a_launch_at_another_speed_than_its_probe_is_told_with_the_epoch_that_follows():
+    space = make_space(make_job(global_batch_size=16), make_facts("cuda"))
+    measured = make_record(0, replace(GOOD, tokens_per_epoch=12_000.0))
+    found = recommend([measured], 2 * GIB)
+
+    def said(launched: float) -> str:
+        kept = replace(VERIFIED, speed_against_promise=launched)
+        result = make_result(recommendation=found, verification=kept, space=space)
+        return result_lines(result, "b")[0]
+
+    assert "(measured, +-1.0%; its launch ran at 80% of that)" in said(0.8)
+    assert said(0.8).endswith("an epoch takes 60.0 s, 75.0 s as launched.")
+    assert "launch" not in said(0.995) and said(0.995).endswith("an epoch takes 60.0 s.")
+
+
 def test_probes_that_say_nothing_are_not_counted():
     assert probe_counts(RECORDS[4:]) == {"total": 0, "ok": 0, "oom": 0, "other": 0}
     plain = report_plain(list(RECORDS), None, None, {"a": "why", "b": "why"})

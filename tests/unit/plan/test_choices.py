@@ -49,7 +49,7 @@ def test_a_choice_is_a_batch_and_whether_it_is_checkpointed_and_the_best_of_the_
 
 def test_of_those_as_fast_the_one_that_was_traced_and_is_plainest_stands_for_a_choice():
     def estimate_of(candidate):
-        estimate = risky(GIB, 100.0 + 0.1 * bool(candidate["expandable_segments"]), 0.0)
+        estimate = risky(GIB, 100.0 + 0.1 * bool(candidate["dataloader_num_workers"]), 0.0)
         if candidate["activation_offloading"]:  # leaner, but not traced as it is
             return replace(estimate, method="adjusted trace", peak_memory_bytes=GIB // 2)
         return estimate
@@ -57,7 +57,7 @@ def test_of_those_as_fast_the_one_that_was_traced_and_is_plainest_stands_for_a_c
     space, folded = planned(make_job(global_batch_size=16), make_facts("cuda"), estimate_of)
     for choice in folded:
         assert not choice.candidate["activation_offloading"]
-        assert not choice.candidate["expandable_segments"]
+        assert not choice.candidate["dataloader_num_workers"]
     assert folded[0].candidate.differences(space.default()).keys() <= {
         "per_device_train_batch_size",
         "gradient_accumulation_steps",

@@ -73,6 +73,8 @@ def every_combination(job, facts):
             values = [job.global_batch_size]
         elif knob.name == "train_sampling_strategy":
             values = ["random", "group_by_length"]  # rows differ in length here
+        elif knob.name == "expandable_segments":
+            values = [facts.device.kind == "cuda"]
         if knob.name in job.fixed:
             values = [job.fixed[knob.name]]
         elif knob.name in job.recipe:
@@ -113,6 +115,17 @@ def test_grouping_by_length_is_searched_where_rows_differ_in_length():
     assert searched(make_job(), one_length) == {"random"}
     pinned = make_job(fixed={"train_sampling_strategy": "group_by_length"})
     assert searched(pinned, one_length) == {"group_by_length"}
+
+
+def test_segments_grow_where_torch_has_that_and_nobody_pins_it():
+    def searched(job, facts):
+        return {c["expandable_segments"] for c in make_space(job, facts).candidates}
+
+    gpu, pinned = make_facts("cuda"), make_job(fixed={"expandable_segments": False})
+    device = replace(gpu.device, maker="AMD")
+    assert searched(make_job(), gpu) == {True}
+    assert searched(make_job(), make_facts()) == searched(pinned, gpu) == {False}
+    assert searched(make_job(), replace(gpu, device=device)) == {False}
 
 
 def test_every_combination_is_a_candidate_or_counted_as_excluded(case):
