@@ -139,8 +139,8 @@ def check_allocator(environment: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(
                 name="allocator",
                 state="warn",
-                found=f"{name}={environment[name]}: probes and launches inherit it, plans do not "
-                "count it; the knob `expandable_segments` sets its own",
+                found=f"{name}={environment[name]}: plans do not count it; where the knob "
+                "`expandable_segments` is on, probes set their own, and a launch keeps yours",
                 remedy=f"unset {name}",
                 source="the environment",
             )

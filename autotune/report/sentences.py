@@ -13,6 +13,9 @@ from autotune.search.repeats import repeatability
 from autotune.space.bind import SearchSpace
 from autotune.units import format_bytes, format_seconds, format_speed
 
+TOLD_FROM = 0.05
+"""A launch that is apart from its probe by less is not told of: it times a few steps."""
+
 
 def use_sentence(
     chosen: Ranked,
@@ -31,8 +34,8 @@ def use_sentence(
     error = "" if noise is None else f", +-{100 * noise:.1f}%"
     limit = "" if allowed_bytes is None else f" of {format_bytes(allowed_bytes)}"
     epoch = f"; an epoch takes {format_seconds(tokens / chosen.tokens_per_s)}" if tokens else ""
-    launched = None if verification is None else verification.speed_against_promise
-    if launched is not None and abs(launched - 1) > (noise or 0.0):
+    launched = None if verification is None else _launched_share(verification, chosen)
+    if launched is not None and abs(launched - 1) > max(noise or 0.0, TOLD_FROM):
         error += f"; its launch ran at {100 * launched:.0f}% of that"
         if tokens:
             epoch += f", {format_seconds(tokens / chosen.tokens_per_s / launched)} as launched"
@@ -41,6 +44,13 @@ def use_sentence(
         f"Use {text}: {format_speed(chosen.tokens_per_s)} (measured{error}), "
         f"{format_bytes(chosen.peak_memory_bytes)}{limit}{epoch}."
     )
+
+
+def _launched_share(verification: Verification, chosen: Ranked) -> float | None:
+    """The speed of the launch over that of the answer, which pools what was probed after it, too;
+    None: not known."""
+    ratio, promised = verification.speed_against_promise, verification.promised_tokens_per_s
+    return None if ratio is None or promised is None else ratio * promised / chosen.tokens_per_s
 
 
 def verification_line(verification: Verification | None) -> str:

@@ -58,7 +58,7 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: B
     if word == BY_LENGTH:
         return ["random", "group_by_length"] if facts.data.ragged else ["random"]
     if word == GROWING:
-        return [facts.device.maker == "NVIDIA"]
+        return _segments(facts)
     if word == SIZES:
         return searched_sizes(job, facts)
     if word == AS_NEEDED and SERVER in bound_values.get(MODE, ()):
@@ -70,6 +70,14 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: B
     if word == AND_LARGER:
         return and_larger(name, facts.model.hidden_size)
     return word
+
+
+def _segments(facts: Facts) -> list[bool]:
+    """Whether the allocator's segments may grow: where torch is known to have that. Where rows
+    differ in length they do, as fixed ones keep more with each larger micro-batch."""
+    if facts.device.kind != "cuda" or facts.device.maker != "NVIDIA":
+        return [False]
+    return [True] if facts.data.ragged else [False, True]
 
 
 def _shares(job: Job, facts: Facts, bound_values: Bound) -> list[float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.space.knobs import SEGMENTS
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import unquantised_note
 from autotune.space.vllm.server import division_note
@@ -20,6 +21,7 @@ def space_notes(
         division_note(job, facts),
         unquantised_note(job, facts, candidates),
         _shape_note(facts),
+        _segments_note(candidates),
         code_note(job),
     )
     return tuple(note for note in notes if note is not None)
@@ -45,6 +47,16 @@ def _shape_note(facts: Facts) -> str | None:
     """Where the model's shape is from, if neither from the hub nor from a file."""
     name = facts.model.name
     return f"the shape of {name} is built in: the hub gave none" if facts.model.built_in else None
+
+
+def _segments_note(candidates: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a training by hand needs, too, where the allocator's segments always grow."""
+    if not all(values.get(SEGMENTS) for values in candidates):
+        return None
+    return (
+        "`launch.sh` sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; without it more memory "
+        "is kept than this says"
+    )
 
 
 def _maker_note(facts: Facts) -> str | None:

@@ -30,7 +30,7 @@ MACHINE = "1, and on several machines the processes of one"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
 BY_LENGTH = "random, and group_by_length where rows differ in length"
-GROWING = "growing where torch has it for the GPU"
+GROWING = "growing where rows differ in length"
 _BUCKETS = (AS_TRANSFORMERS, AND_LARGER)
 WORDS: dict[str, tuple[str, ...]] = {
     MICRO_BATCH: (DIVISORS,),

@@ -220,8 +220,7 @@ def chosen(
 
     def levels(one: Candidate) -> dict[str, Any]:
         band = min(int(4 * peak(one) / limit_bytes), 3)
-        micro_batch, segments = one.micro_batch, one["expandable_segments"]
-        return {**variant_of(one), "micro-batch": micro_batch, "segments": segments, "memory": band}
+        return {**variant_of(one), "micro-batch": one.micro_batch, "memory": band}
 
     quick = [one for one in candidates if probe_seconds(one, estimates[one.key]) <= SLOW_S]
     fitting = [one for one in quick if estimates[one.key].fits]

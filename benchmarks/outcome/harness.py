@@ -18,7 +18,7 @@ import transformers
 from accelerate.utils.memory import should_reduce_batch_size
 from datasets import Dataset
 from tokenizers import Tokenizer, models
-from transformers import HfArgumentParser, PreTrainedTokenizerFast
+from transformers import HfArgumentParser, PreTrainedTokenizerFast, TrainerCallback
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 OUTSIDE_BYTES = 3 * 2**28
@@ -52,8 +52,9 @@ def train(training: Training, values: dict[str, Any], environment: dict[str, str
     """Train for an epoch with values of `FIELDS`.
 
     Returns:
-        `outcome` (`ok`, `oom`, `crash`, `timeout`), and of an `ok`: real tokens a second,
-        seconds of all optimizer steps, peaks in bytes, and the micro-batch that was used.
+        `outcome` (`ok`, `oom`, `crash`, `timeout`), and of an `ok`: real tokens a second (of a
+        whole epoch), seconds of all optimizer steps and of the first, peaks in bytes, the
+        micro-batch.
     """
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -105,6 +106,8 @@ def _trained(training: Training, values: dict[str, Any]) -> dict[str, Any]:
         allowed_bytes = training.limit_bytes - OUTSIDE_BYTES
         torch.cuda.set_per_process_memory_fraction(allowed_bytes / total)
     trainer = trainer_of(training, values, "cuda" if on_gpu else "cpu")
+    first = _FirstStep()
+    trainer.add_callback(first)
     _warm_up(trainer)
     _synchronize(on_gpu)
     began = time.perf_counter()
@@ -112,16 +115,29 @@ def _trained(training: Training, values: dict[str, Any]) -> dict[str, Any]:
     _synchronize(on_gpu)
     seconds = time.perf_counter() - began
     longest = trainer.args.max_length or max(training.lengths)
+    tokens = sum(min(n, longest) for n in training.lengths)
     return {
         "outcome": "ok",
-        "tokens_per_s": sum(min(n, longest) for n in training.lengths) / seconds,
+        "tokens_per_s": tokens / seconds if trainer.args.max_steps < 0 else None,
         "seconds": seconds,
+        "first_step_s": None if first.ended is None else first.ended - began,
         "optimizer_steps": trainer.state.global_step,
         "micro_batch": trainer._train_batch_size,
         "reserved_peak_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
         "allocated_peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         "allocator_retries": torch.cuda.memory_stats()["num_alloc_retries"] if on_gpu else None,
     }
+
+
+class _FirstStep(TrainerCallback):
+    """When the first optimizer step had ended: what a training's start took is seen from it."""
+
+    ended: float | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            _synchronize(torch.cuda.is_initialized())
+            self.ended = time.perf_counter()
 
 
 def trainer_of(training: Training, values: dict[str, Any], device: str) -> SFTTrainer:

@@ -118,7 +118,7 @@ class Outcome:
         if found["outcome"] == "ok":
             size = found["micro_batch"]
             fields = self.with_batch(**self.recipe, per_device_train_batch_size=size)
-            yield "auto_find_batch_size, the job's batch", fields, {}
+            yield "auto_find_batch_size, accumulation by hand", fields, {}
 
     def recommended(self) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
         """What `autotune run` comes to; nothing where it recommends nothing."""

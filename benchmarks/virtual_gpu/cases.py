@@ -70,6 +70,7 @@ class Case:
             "max_length": self.length,
             "precision": "bf16",
             "devices": {"kind": "cuda"},
+            "fixed": {"expandable_segments": self.expandable},
             "training": {"lora_dropout": self.dropout} if self.tuning == "lora" else {},
         }
 

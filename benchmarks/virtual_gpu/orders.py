@@ -3,8 +3,9 @@ segments: LoRA of the 7B shape, micro-batches of 8 padded rows, nll, with checkp
 
     scripts/virtual_gpu --kind h200 --virtual -- python -m benchmarks.virtual_gpu.orders
 
-adds a row to `orders.jsonl` for each order and allocator: of each micro-batch its tokens, and the
-peaks so far of what was allocated and reserved. The training is that of `benchmarks.outcome`.
+writes a row into `orders.jsonl` for each order and allocator: of each micro-batch its tokens, and
+the peaks so far of what was allocated and reserved, in bytes. The training is that of
+`benchmarks.outcome`.
 """
 
 import argparse
@@ -65,10 +66,10 @@ def measure(order: str) -> list[dict[str, Any]]:
     class Watched(SFTTrainer):
         def training_step(self, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
             loss = super().training_step(model, inputs, *rest, **more)
-            peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-            allocated, reserved = peaks
             tokens = inputs["input_ids"].numel()
-            seen.append({"tokens": tokens, "allocated": allocated, "reserved": reserved})
+            peaks = {"allocated": torch.cuda.max_memory_allocated()}
+            peaks["reserved"] = torch.cuda.max_memory_reserved()
+            seen.append({"tokens": tokens, **peaks})
             return loss
 
     with tempfile.TemporaryDirectory(prefix="autotune-orders-") as folder:
@@ -89,6 +90,7 @@ def main() -> None:
     if order is not None:
         print("MEASURED " + json.dumps(measure(order)))
         return
+    OUT.unlink(missing_ok=True)
     for order in ORDERS:
         for name, setting in ALLOCATORS.items():
             command = [sys.executable, "-m", "benchmarks.virtual_gpu.orders", "--order", order]

@@ -198,13 +198,15 @@ def test_a_launch_at_another_speed_than_its_probe_is_told_with_the_epoch_that_fo
     measured = make_record(0, replace(GOOD, tokens_per_epoch=12_000.0))
     found = recommend([measured], 2 * GIB)
 
-    def said(launched: float) -> str:
-        kept = replace(VERIFIED, speed_against_promise=launched)
+    def said(launched: float, promised: float = 200.0) -> str:
+        kept = replace(VERIFIED, speed_against_promise=launched, promised_tokens_per_s=promised)
         result = make_result(recommendation=found, verification=kept, space=space)
         return result_lines(result, "b")[0]
 
     assert "(measured, +-1.0%; its launch ran at 80% of that)" in said(0.8)
     assert said(0.8).endswith("an epoch takes 60.0 s, 75.0 s as launched.")
+    assert "ran at 50% of that" in said(1.0, promised=100.0)  # it was held against a later probe
+    assert "launch" not in said(0.96)
     assert "launch" not in said(0.995) and said(0.995).endswith("an epoch takes 60.0 s.")
 
 

@@ -53,6 +53,10 @@ def test_what_the_script_has_is_the_candidate_that_all_is_held_against() -> None
     assert values(found)["dataloader_num_workers"] == {0, 2, 5}
 
 
+def test_the_allocator_is_tried_as_the_script_has_it_and_with_growing_segments() -> None:
+    assert values(space(LOOK))["expandable_segments"] == {False, True}
+
+
 def test_a_switch_that_the_script_leaves_open_is_off() -> None:
     look = looked(activation_offloading=None)
     found = space(look)

@@ -117,14 +117,17 @@ def test_grouping_by_length_is_searched_where_rows_differ_in_length():
     assert searched(pinned, one_length) == {"group_by_length"}
 
 
-def test_segments_grow_where_torch_has_that_and_nobody_pins_it():
+def test_segments_grow_where_rows_differ_in_length_and_nobody_pins_it():
     def searched(job, facts):
         return {c["expandable_segments"] for c in make_space(job, facts).candidates}
 
     gpu, pinned = make_facts("cuda"), make_job(fixed={"expandable_segments": False})
     device = replace(gpu.device, maker="AMD")
+    assert any("expandable_segments:True" in note for note in make_space(make_job(), gpu).notes)
+    assert not make_space(pinned, gpu).notes
     assert searched(make_job(), gpu) == {True}
     assert searched(make_job(), make_facts()) == searched(pinned, gpu) == {False}
+    assert searched(make_job(), make_facts("cuda", longest=20)) == {False, True}  # of one length
     assert searched(make_job(), replace(gpu, device=device)) == {False}
 
 

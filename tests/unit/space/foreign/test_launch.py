@@ -52,6 +52,7 @@ def test_accelerates_file_beside_the_trainers() -> None:
     assert not {"distributed_type", "zero_stage"} & found.job["fixed"].keys()
     assert "accelerate: deepspeed_config.zero_stage" in fates(found, "searched")
     pinned = imported(LLAMA_FACTORY, ACCELERATE, as_is=True).job["fixed"]
+    assert pinned["expandable_segments"] is False
     assert (pinned["distributed_type"], pinned["zero_stage"]) == ("DEEPSPEED", 3)
     assert pinned["per_device_train_batch_size"] == 1
 
