@@ -64,7 +64,8 @@ def test_what_is_not_known_there_is_no_candidate_and_a_note_says_that_nothing_wa
 
 
 def test_a_gpu_of_nvidia_has_no_such_note():
-    assert make_space(make_job(), facts_on(find_kind("h200"))).notes == ()
+    notes = make_space(make_job(), facts_on(find_kind("h200"))).notes
+    assert not [note for note in notes if "nothing was tested" in note]
 
 
 def test_memory_outside_the_allocator_is_less_sure_there():
