@@ -13,8 +13,8 @@ from autotune.search.repeats import repeatability
 from autotune.space.bind import SearchSpace
 from autotune.units import format_bytes, format_seconds, format_speed
 
-TOLD_FROM = 0.05
-"""A launch that is apart from its probe by less is not told of: it times a few steps."""
+NOTABLE_DIFFERENCE = 0.05
+"""A launch whose speed differs from its probe by less is not mentioned: it times a few steps."""
 
 
 def use_sentence(
@@ -35,7 +35,7 @@ def use_sentence(
     limit = "" if allowed_bytes is None else f" of {format_bytes(allowed_bytes)}"
     epoch = f"; an epoch takes {format_seconds(tokens / chosen.tokens_per_s)}" if tokens else ""
     launched = None if verification is None else _launched_share(verification, chosen)
-    if launched is not None and abs(launched - 1) > max(noise or 0.0, TOLD_FROM):
+    if launched is not None and abs(launched - 1) > max(noise or 0.0, NOTABLE_DIFFERENCE):
         error += f"; its launch ran at {100 * launched:.0f}% of that"
         if tokens:
             epoch += f", {format_seconds(tokens / chosen.tokens_per_s / launched)} as launched"

@@ -140,7 +140,13 @@ class _FirstStep(TrainerCallback):
             self.ended = time.perf_counter()
 
 
-def trainer_of(training: Training, values: dict[str, Any], device: str) -> SFTTrainer:
+def trainer_of(
+    training: Training,
+    values: dict[str, Any],
+    device: str,
+    trainer_class: type[SFTTrainer] = SFTTrainer,
+) -> SFTTrainer:
+    """TRL's trainer on random weights and random tokens, with values of `FIELDS`."""
     base = {
         "num_train_epochs": 1,
         "output_dir": str(training.scratch),
@@ -152,29 +158,31 @@ def trainer_of(training: Training, values: dict[str, Any], device: str) -> SFTTr
         "use_cpu": device == "cpu",
     }
     parser = HfArgumentParser((SFTConfig, ModelConfig))
-    arguments, of_model = parser.parse_dict({**values, **base})
+    arguments, model_arguments = parser.parse_dict({**values, **base})
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(training.config)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=of_model.dtype, attn_implementation=of_model.attn_implementation
+            config,
+            dtype=model_arguments.dtype,
+            attn_implementation=model_arguments.attn_implementation,
         )
     draw = torch.Generator().manual_seed(0)
     rows = [torch.randint(2, 250, (n,), generator=draw).tolist() for n in training.lengths]
-    return SFTTrainer(
+    return trainer_class(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"input_ids": rows}),
         processing_class=_tokenizer(),
-        peft_config=get_peft_config(of_model),
+        peft_config=get_peft_config(model_arguments),
     )
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
     """Something that pads: the rows are tokens already."""
     words = {"<pad>": 0, "<eos>": 1}
-    made = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 def _warm_up(trainer: SFTTrainer) -> None:

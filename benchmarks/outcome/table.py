@@ -40,7 +40,7 @@ def _case(rows: list[dict[str, Any]], case: str) -> list[str]:
         if row["row"] == "training":
             trainings.setdefault(row["pick"], []).append(row)
     base = _speed(trainings.get("autotune", []))
-    return [*lines, *(_line(name, made, base) for name, made in trainings.items())]
+    return [*lines, *(_line(name, runs, base) for name, runs in trainings.items())]
 
 
 def _speed(trainings: list[dict[str, Any]]) -> float | None:

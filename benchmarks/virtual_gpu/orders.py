@@ -77,8 +77,7 @@ def measure(order: str) -> list[dict[str, Any]]:
         model = {**MODELS["qwen2.5-7b"], "dtype": "bfloat16"}
         config.write_text(json.dumps(model), encoding="utf-8")
         training = harness.Training(config.parent, lengths_of(order), None, Path(folder), 600)
-        harness.SFTTrainer = Watched
-        harness.trainer_of(training, VALUES, "cuda").train()
+        harness.trainer_of(training, VALUES, "cuda", Watched).train()
     return seen
 
 
