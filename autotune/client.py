@@ -70,11 +70,11 @@ class Client:
         return self._json("POST", f"{kind}s", json={"job": job, **options})
 
     def get(self, kind: Kind, id: str) -> Work:
-        """A plan or a run, with what it came to."""
+        """Return a plan or a run, with what it came to."""
         return self._json("GET", f"{kind}s/{id}")
 
     def list(self, kind: Kind, **filters: Any) -> dict[str, Any]:
-        """A page of them, the newest first: `items`, `page`, `pages`, `total`.
+        """Return a page of them, the newest first: `items`, `page`, `pages`, `total`.
 
         Args:
             filters: `state`, `method`, `text`, `submitter`, `page`, `per_page`.
@@ -82,8 +82,8 @@ class Client:
         return self._json("GET", f"{kind}s", params=filters)
 
     def follow(self, work: Work, after: int = 0) -> Iterator[Event]:
-        """The events after a number as they come, to the end of the work: each once, in order,
-        however often the connection is lost."""
+        """Yield the events after a number as they come, to the end of the work: each once, in
+        order, however often the connection is lost."""
         events = self._patiently(lambda: self._stream(work, after))  # after what is known by then
         for event in events:
             if event is not None:
@@ -91,7 +91,7 @@ class Client:
                 yield event
 
     def wait(self, work: Work, after: int = 0) -> Work:
-        """A work when it has ended, `after` events that are known."""
+        """Return a work when it has ended, `after` events that are known."""
         for _ in self.follow(work, after):
             pass
         return next(self._patiently(lambda: iter([self.get(work["kind"], work["id"])])))
@@ -109,15 +109,16 @@ class Client:
         self._answer("DELETE", _path(work), headers={"Content-Type": "application/json"})
 
     def bundle(self, work: Work) -> bytes:
-        """The files of the answer, a ZIP file with a folder `bundle`."""
+        """Return the files of the answer, a ZIP file with a folder `bundle`."""
         return self._answer("GET", f"{_path(work)}/bundle.zip").content
 
     def report(self, work: Work) -> str:
-        """What `autotune report` prints of a run."""
+        """Return what `autotune report` prints of a run."""
         return self._answer("GET", f"{_path(work)}/report").content.decode()
 
     def _patiently(self, attempt: Callable[[], Iterator[_T]]) -> Iterator[_T]:
-        """What attempts bring until one goes through; patience begins anew with all that comes."""
+        """Yield what attempts bring until one goes through; patience begins anew with all that
+        comes."""
         until, pause_s = None, _PAUSE_S
         while True:
             try:
@@ -133,7 +134,7 @@ class Client:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _stream(self, work: Work, after: int) -> Iterator[Event | None]:
-        """The events that come by one connection; None: a sign of life."""
+        """Yield the events that come by one connection; None: a sign of life."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         path = f"{_path(work)}/events"
         with self._answer("GET", path, headers=headers, stream=True) as answer:
@@ -161,7 +162,7 @@ class Client:
             raise self._refusal(answer) from None
 
     def _answer(self, method: str, path: str, **arguments: Any) -> requests.Response:
-        """What the service answers, if it is what was asked for."""
+        """Return what the service answers, if it is what was asked for."""
         arguments |= {"timeout": _TIMEOUTS_S, "allow_redirects": False}
         try:
             answer = self._session.request(method, f"{self.url}/api/v1/{path}", **arguments)
@@ -172,7 +173,7 @@ class Client:
         return answer
 
     def _refusal(self, answer: requests.Response) -> AutotuneError:
-        """What the service has against a request; or that it is another's answer."""
+        """Return what the service has against a request; or that it is another's answer."""
         status, hint = answer.status_code, None
         try:
             document = answer.json()

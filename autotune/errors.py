@@ -30,12 +30,13 @@ no terminal can be sent."""
 
 
 def visible(text: str) -> str:
-    """A text whose control characters are shown as escapes, so that no terminal obeys them."""
+    """Return a text whose control characters are shown as escapes, so that no terminal obeys
+    them."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def in_one_line(text: str) -> str:
-    """A text as `visible` shows it, with spaces for ends of lines: no name starts a line."""
+    """Return a text as `visible` shows it, with spaces for ends of lines: no name starts a line."""
     return visible(text.replace("\n", " ").replace("\t", " "))
 
 
@@ -48,7 +49,7 @@ class Problem:
     hint: str | None = None
 
     def render(self) -> str:
-        """The problem as text, its hint on a line of its own."""
+        """Return the problem as text, its hint on a line of its own."""
         text = f"{self.where}: {self.what}" if self.where else self.what
         text = text.replace("\n", "\\n")  # of a name, which begins no line of ours
         return f"{text}\n  hint: {self.hint}" if self.hint else text
@@ -77,17 +78,17 @@ class MachineError(AutotuneError):
 
 
 def user_error(what: str, *, where: str = "", hint: str | None = None) -> UserError:
-    """A UserError of one problem."""
+    """Return a UserError of one problem."""
     return UserError(Problem(where=where, what=what, hint=hint))
 
 
 def machine_error(what: str, *, where: str = "", hint: str | None = None) -> MachineError:
-    """A MachineError of one problem."""
+    """Return a MachineError of one problem."""
     return MachineError(Problem(where=where, what=what, hint=hint))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """A hint that names the closest valid name, or lists the choices when there are few."""
+    """Return a hint that names the closest valid name, or lists the choices when there are few."""
     known = sorted(choices)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

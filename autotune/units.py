@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from `3GiB`, `512 MiB`, `2e9`-free plain numbers; `G` means GiB.
+    """Return bytes from `3GiB`, `512 MiB`, `2e9`-free plain numbers; `G` means GiB.
 
     Raises:
         ValueError: not a positive size, or so small a number without a unit that one is missing.
@@ -35,7 +35,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from `90s`, `5m`, `1.5h`.
+    """Return seconds from `90s`, `5m`, `1.5h`.
 
     Raises:
         ValueError: not a positive duration with a unit.

@@ -15,7 +15,7 @@ _TOO_LARGE = 2**63
 
 
 def matches(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotation's kind, through and through: the items of a list too, and
+    """True if a value is of an annotation's kind, through and through: the items of a list too, and
     the fields of a dataclass. A number must be finite and fit in 64 bits, a text be writable."""
     if isinstance(kind, UnionType):
         return any(matches(value, one) for one in get_args(kind))
@@ -44,7 +44,7 @@ def matches(value: Any, kind: Any) -> bool:
 
 
 def checked(value: _T, kind: Any) -> _T:
-    """The value, which has to be of that kind, through and through.
+    """Return the value, which has to be of that kind, through and through.
 
     Raises:
         TypeError: it is not.
@@ -55,7 +55,7 @@ def checked(value: _T, kind: Any) -> _T:
 
 
 def _misfit(value: Any) -> str:
-    """The innermost part of a dataclass that is not of its kind."""
+    """Return the innermost part of a dataclass that is not of its kind."""
     if not is_dataclass(value) or isinstance(value, type):
         return "it"
     kinds = get_type_hints(type(value))
@@ -80,7 +80,7 @@ def _items_match(value: Any, plain: Any, kinds: tuple[Any, ...]) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can be written as JSON, as far as its numbers and texts go."""
+    """True if a value can be written as JSON, as far as its numbers and texts go."""
     if isinstance(value, dict):
         return all(map(_is_plain, [*value, *value.values()]))
     if isinstance(value, list | tuple):
@@ -91,5 +91,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_writable(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it holds no half of a character (lone surrogate)."""
+    """True if a text can be written as UTF-8: it holds no half of a character (lone surrogate)."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

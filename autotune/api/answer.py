@@ -46,12 +46,12 @@ class Answer(ABC):
     @property
     @abstractmethod
     def safe(self) -> bool:
-        """Whether it will hardly ever run out of memory: by a plan's estimate; of a run, whether
+        """True if it will hardly ever run out of memory: by a plan's estimate; of a run, whether
         its bundle was launched and held."""
 
     @abstractmethod
     def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
-        """What there is to choose from, the best first: a column a knob, then its figures.
+        """Return what there is to choose from, the best first: a column a knob, then its figures.
 
         Args:
             all: every candidate that was estimated, or every probe of a run, in place of one row
@@ -68,11 +68,11 @@ class Answer(ABC):
 
     @abstractmethod
     def _settings(self) -> Settings | None:
-        """What the stack is told; None: nothing fits."""
+        """Return what the stack is told; None: nothing fits."""
 
     @abstractmethod
     def _table(self) -> tuple[Table | None, Sequence[str]]:
-        """The table that a notebook shows, and what is to be said below it."""
+        """Return the table that a notebook shows, and what is to be said below it."""
 
     @property
     def text(self) -> str:
@@ -81,7 +81,7 @@ class Answer(ABC):
 
     @property
     def fits(self) -> bool:
-        """Whether there is something to use."""
+        """True if there is something to use."""
         return self.knobs is not None
 
     @property
@@ -90,8 +90,8 @@ class Answer(ABC):
         return self._chosen().environment
 
     def training_arguments(self, output_dir: str | Path | None = None, **fields: Any) -> Any:
-        """The arguments for TRL's trainer, ready: an `SFTConfig`, `RewardConfig`, `DPOConfig`,
-        `KTOConfig`, `GRPOConfig`, `RLOOConfig` or `PPOConfig`.
+        """Return the arguments for TRL's trainer, ready: an `SFTConfig`, `RewardConfig`,
+        `DPOConfig`, `KTOConfig`, `GRPOConfig`, `RLOOConfig` or `PPOConfig`.
 
         Args:
             output_dir: where the training writes; None: where the job or the bundle says.
@@ -108,7 +108,7 @@ class Answer(ABC):
         return training_arguments(self._chosen(), fields)
 
     def peft_config(self) -> Any:
-        """The `LoraConfig` of the adapters; None: all weights are trained.
+        """Return the `LoraConfig` of the adapters; None: all weights are trained.
 
         Raises:
             UserError: nothing fits.

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Rows as a frame, in their order."""
+    """Return rows as a frame, in their order."""
     import pandas as pd
 
     return pd.DataFrame([dict(row) for row in rows])
 
 
 def plan_row(candidate: Candidate, estimate: Estimate) -> dict[str, Any]:
-    """What is expected of a candidate."""
+    """Return what is expected of a candidate."""
     return {
         **candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
@@ -35,7 +35,7 @@ def plan_row(candidate: Candidate, estimate: Estimate) -> dict[str, Any]:
 
 
 def ranked_row(ranked: Ranked) -> dict[str, Any]:
-    """What was measured of a candidate, all its probes together."""
+    """Return what was measured of a candidate, all its probes together."""
     return {
         **ranked.candidate.knobs,
         "tokens_per_s": ranked.tokens_per_s,
@@ -47,7 +47,7 @@ def ranked_row(ranked: Ranked) -> dict[str, Any]:
 
 
 def probe_row(record: Record) -> dict[str, Any]:
-    """What was measured of a probe; a probe that was cut short has an outcome of None."""
+    """Return what was measured of a probe; a probe that was cut short has an outcome of None."""
     measured = record.measurement
     return {
         "probe": record.number,

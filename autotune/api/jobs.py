@@ -16,7 +16,7 @@ from autotune.space.job_file.load import load_job as load_file
 
 
 def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | None = None) -> Job:
-    """The job of a file or of a mapping.
+    """Return the job of a file or of a mapping.
 
     >>> job = load_job(
     ...     {
@@ -53,12 +53,12 @@ def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | No
 
 
 def definition_of(job: Job) -> SpaceDefinition:
-    """The search space of a job."""
+    """Return the search space of a job."""
     return load_definition(job.method, job.search_space)
 
 
 def pinned(job: Job, knobs: Mapping[str, Any]) -> Job:
-    """A job with some knobs pinned.
+    """Return a job with some knobs pinned.
 
     Raises:
         UserError: they cannot be.
@@ -67,8 +67,8 @@ def pinned(job: Job, knobs: Mapping[str, Any]) -> Job:
 
 
 def plain(value: Any, where: str = "") -> Any:
-    """A value as a job file has it: a path is a text, a tuple a list, an enum its value, a number
-    of numpy one of Python.
+    """Return a value as a job file has it: a path is a text, a tuple a list, an enum its value, a
+    number of numpy one of Python.
 
     Raises:
         UserError: a file can have no such value.
@@ -94,5 +94,5 @@ def plain(value: Any, where: str = "") -> Any:
 
 
 def _sets(values: Mapping[str, Any]) -> list[str]:
-    """Values by their names, as `--set` takes them."""
+    """Return values by their names, as `--set` takes them."""
     return [f"{name}={dump_flow(plain(value, name))}" for name, value in values.items()]

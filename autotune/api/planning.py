@@ -66,7 +66,7 @@ class PlannedAnswer(Answer):
 
     @property
     def stopped(self) -> bool:
-        """Whether it was interrupted: it holds what was known by then."""
+        """True if it was interrupted: it holds what was known by then."""
         return self.plan.stopped
 
     def to_frame(self, *, all: bool = False) -> "pd.DataFrame":

@@ -20,7 +20,7 @@ LAUNCHED = "WORLD_SIZE"
 
 
 def training_arguments(chosen: Settings, fields: dict[str, Any]) -> Any:
-    """The `SFTConfig`, or that of another method, of a candidate, with fields over it.
+    """Return the `SFTConfig`, or that of another method, of a candidate, with fields over it.
 
     Its `model_init_kwargs` have the model loaded as the candidate wants it: type of the weights,
     attention, quantisation.
@@ -43,7 +43,7 @@ def training_arguments(chosen: Settings, fields: dict[str, Any]) -> Any:
 
 
 def peft_config(chosen: Settings) -> Any:
-    """The `LoraConfig` of a candidate; None: it trains all weights."""
+    """Return the `LoraConfig` of a candidate; None: it trains all weights."""
     if chosen.job.tuning == "full":
         return None
     from trl import get_peft_config

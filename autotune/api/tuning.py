@@ -83,7 +83,7 @@ class MeasuredAnswer(Answer):
         return RunFolder(path=self.folder).bundle if written else None
 
     def report_html(self) -> str:
-        """The whole report as one page, with its plots; it asks no host for anything.
+        """Return the whole report as one page, with its plots; it asks no host for anything.
 
         Raises:
             UserError: the run ended before there was anything to report.

@@ -48,7 +48,8 @@ def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -
 
 
 def _deepspeed(sharding: Sharding) -> dict[str, Any]:
-    """The file; whether models are built sharded; and each machine starts its own processes."""
+    """Return the file; whether models are built sharded; and each machine starts its own
+    processes."""
     return {
         "deepspeed_config_file": DEEPSPEED_FILE,
         "deepspeed_multinode_launcher": "standard",

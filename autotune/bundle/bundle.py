@@ -47,7 +47,7 @@ def bundle_files(
     recipe_knobs: Sequence[str],
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
-    """File name -> text. The same recommendation gives the same bytes.
+    """Return file name -> text. The same recommendation gives the same bytes.
 
     Args:
         python: interpreter that launches.
@@ -81,13 +81,13 @@ def bundle_files(
 
 
 def found_by(probes: int, candidates: int, device: str) -> str:
-    """How a run found its recommendation, as a sentence."""
+    """Return how a run found its recommendation, as a sentence."""
     where = plain_name(device)
     return f"Found by autotune on {where}: {probes} probes out of {candidates} candidates."
 
 
 def launch_lines(chosen: Settings) -> list[str]:
-    """How the bundle of a candidate is launched, in sentences."""
+    """Return how the bundle of a candidate is launched, in sentences."""
     job, values = chosen.job, chosen.candidate.values
     return how_to_launch(
         missing=missing_fields(chosen.config, METHODS[job.method]),
@@ -101,7 +101,7 @@ def launch_lines(chosen: Settings) -> list[str]:
 
 
 def launched_files(chosen: Settings, python: str) -> dict[str, str]:
-    """What the launch reads; files that contradict each other are refused."""
+    """Return what the launch reads; files that contradict each other are refused."""
     job, facts, sharding = chosen.job, chosen.facts, chosen.sharding
     moved = scaling(job, chosen.candidate)
     method = METHODS[job.method]
@@ -130,7 +130,7 @@ def launched_files(chosen: Settings, python: str) -> dict[str, str]:
 
 
 def _on_one_machine(chosen: Settings, python: str, split: Split | None) -> str:
-    """The launch of all processes on this machine."""
+    """Return the launch of all processes on this machine."""
     method = METHODS[chosen.job.method]
     return launch_script(
         method=method,
@@ -144,7 +144,7 @@ def _on_one_machine(chosen: Settings, python: str, split: Split | None) -> str:
 
 
 def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
-    """The files that several processes need besides, and one that offloads: DeepSpeed's, and
+    """Return the files that several processes need besides, and one that offloads: DeepSpeed's, and
     launches over several machines; a server that has some of the GPUs is on theirs."""
     single = chosen.processes == 1 or split is not None
     files = {} if single else _on_machines(chosen, python)
@@ -210,7 +210,7 @@ def recommendation_plain(
 
 
 def origin_plain(job: Job, facts: Facts) -> dict[str, Any]:
-    """What a recommendation is for, and made with, as data."""
+    """Return what a recommendation is for, and made with, as data."""
     precision, reason = resolve_precision(job, facts.device)
     return {
         "schema": SCHEMA,
@@ -225,7 +225,7 @@ def origin_plain(job: Job, facts: Facts) -> dict[str, Any]:
 
 
 def as_json(data: dict[str, Any]) -> str:
-    """Data as JSON text, the same bytes for the same data."""
+    """Return data as JSON text, the same bytes for the same data."""
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -85,7 +85,7 @@ export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${{devices[*]:0:{first}}}")"
 
 
 def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
-    """The fields that a launch has to be told besides the configuration."""
+    """Return the fields that a launch has to be told besides the configuration."""
     fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
         fields.append(method.reward_model)
@@ -93,19 +93,20 @@ def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]
 
 
 def flags(missing: Sequence[str]) -> str:
-    """The missing fields as flags, as they are typed."""
+    """Return the missing fields as flags, as they are typed."""
     return "".join(f" --{name} {_MISSING[name][1]}" for name in missing)
 
 
 def data_kinds(missing: Sequence[str]) -> tuple[str, ...]:
-    """What DATA may be, as a sentence, where it has to be told."""
+    """Return what DATA may be, as a sentence, where it has to be told."""
     if "dataset_name" not in missing:
         return ()
     return ("DATA is a folder, one file (JSON, JSONL, CSV, Parquet), or a hub id.",)
 
 
 def asks(missing: Sequence[str]) -> str:
-    """The lines that refuse a launch without fields that it needs, and name all of them at once."""
+    """Return the lines that refuse a launch without fields that it needs, and name all of them at
+    once."""
     if not missing:
         return ""
     needs = [_NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing]
@@ -114,8 +115,8 @@ def asks(missing: Sequence[str]) -> str:
 
 
 def _devices(environment: Mapping[str, str], processes: int, split: Split | None) -> str:
-    """The lines that choose the GPUs. With one process, several visible ones would multiply the
-    batch (transformers wraps the model by itself); several processes want one each, and none of
+    """Return the lines that choose the GPUs. With one process, several visible ones would multiply
+    the batch (transformers wraps the model by itself); several processes want one each, and none of
     a server's."""
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
@@ -128,7 +129,7 @@ def _devices(environment: Mapping[str, str], processes: int, split: Split | None
 
 
 def enough_devices(count: str) -> str:
-    """The lines that refuse a launch with fewer visible GPUs than processes.
+    """Return the lines that refuse a launch with fewer visible GPUs than processes.
 
     Args:
         count: how many processes a machine has, as bash computes it.
@@ -137,7 +138,7 @@ def enough_devices(count: str) -> str:
 
 
 def exports(environment: Mapping[str, str]) -> str:
-    """Lines that set variables; those already set, be it to nothing, win."""
+    """Return lines that set variables; those already set, be it to nothing, win."""
     return "".join(_export(name, value) for name, value in sorted(environment.items()))
 
 
@@ -149,13 +150,13 @@ def _export(name: str, value: str) -> str:
 
 
 def trains(method: Method) -> str:
-    """The module that accelerate starts, as arguments."""
+    """Return the module that accelerate starts, as arguments."""
     script = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
     return f'{script} --config "$here/{method.config_file}" "$@"'
 
 
 def sharding_flags(sharding: Sharding) -> list[str]:
-    """The flags that accelerate needs for several processes besides its file."""
+    """Return the flags that accelerate needs for several processes besides its file."""
     if sharding.distributed_type == DEEPSPEED:
         # A name in its file is looked for where it is started, not beside it.
         return [f'--deepspeed_config_file "$here/{DEEPSPEED_FILE}"']
@@ -166,7 +167,7 @@ def sharding_flags(sharding: Sharding) -> list[str]:
 
 
 def disk(sharding: Sharding) -> str:
-    """The lines that refuse a launch that has nowhere to keep what is kept on disk."""
+    """Return the lines that refuse a launch that has nowhere to keep what is kept on disk."""
     return _ON_DISK if sharding.on_disk else ""
 
 
@@ -180,7 +181,7 @@ def launch_script(
     sharding: Sharding = ONE_PROCESS,
     split: Split | None = None,
 ) -> str:
-    """The launch script as text.
+    """Return the launch script as text.
 
     Args:
         python: interpreter of the environment that was tuned; `PYTHON` overrides it.

@@ -17,7 +17,8 @@ _START = "set -euo pipefail\n"
 
 
 def marked(files: Mapping[str, str], why: str | None = None) -> dict[str, str]:
-    """The files of a bundle with the mark in their first lines; scripts say it as they start.
+    """Return the files of a bundle with the mark in their first lines; scripts say it as they
+    start.
 
     Args:
         files: file name -> text.

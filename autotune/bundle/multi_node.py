@@ -50,7 +50,8 @@ def nodes_script(
     sharding: Sharding,
     machines: int = 1,
 ) -> str:
-    """The script that is run on each machine, as text. Arguments are those of `launch_script`.
+    """Return the script that is run on each machine, as text. Arguments are those of
+    `launch_script`.
 
     Args:
         machines: of the job; where it has one, the script is for the fewest that are several and
@@ -91,7 +92,7 @@ exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
 
 
 def _own_devices(environment: Mapping[str, str]) -> str:
-    """Each machine's first GPUs, as many as it has processes."""
+    """Return each machine's first GPUs, as many as it has processes."""
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
     gpus = "$(seq -s, 0 $((processes / nodes - 1)))"
@@ -100,7 +101,8 @@ def _own_devices(environment: Mapping[str, str]) -> str:
 
 
 def slurm_script(*, method: Method, device_kind: str, processes: int, machines: int = 1) -> str:
-    """The Slurm job as text: one task on each machine, which starts that machine's processes.
+    """Return the Slurm job as text: one task on each machine, which starts that machine's
+    processes.
 
     Args:
         machines: of the job; where it has one, the fewest of `GPUS_OF_A_MACHINE` are asked for.
@@ -134,5 +136,6 @@ srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
 
 
 def _fewest(processes: int, minimum: int) -> int:
-    """The fewest machines, and no less than some, over which processes can be spread evenly."""
+    """Return the fewest machines, and no less than some, over which processes can be spread
+    evenly."""
     return next(n for n in range(minimum, processes + 1) if processes % n == 0)

@@ -65,7 +65,7 @@ class Planned:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
-        """What `plain` gave as JSON data."""
+        """Return what `plain` gave as JSON data."""
         return cls(
             candidate=from_knobs(data["knobs"]),
             estimate=estimate_from_plain(data["estimate"]),
@@ -82,7 +82,7 @@ def planned_files(
     output_dir: str,
     verification: dict[str, Any] | None = None,
 ) -> dict[str, str]:
-    """File name -> text of a bundle that is estimated, not verified, each file marked so.
+    """Return file name -> text of a bundle that is estimated, not verified, each file marked so.
 
     Args:
         python: interpreter that launches.
@@ -116,7 +116,7 @@ def verified_files(
     output_dir: str,
     verification: dict[str, Any],
 ) -> dict[str, str]:
-    """File name -> text of the same bundle once it was launched: no mark, figures that were
+    """Return file name -> text of the same bundle once it was launched: no mark, figures that were
     measured. Arguments are those of `planned_files`."""
     readings = f"{measured.readings} probe{'s' if measured.readings > 1 else ''}"
     reasons = (_answer(planned), *_held_against(planned, measured))
@@ -142,7 +142,7 @@ def _with_job(
     job: Job,
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
-    """The files with the job, and with what a verification has to know."""
+    """Return the files with the job, and with what a verification has to know."""
     verified = bool(plain["verified"])
     why = None if verification is None else str(verification["reason"])
 
@@ -163,7 +163,7 @@ def _answer(planned: Planned) -> str:
 
 
 def _held_against(planned: Planned, measured: Ranked) -> Iterator[str]:
-    """How far the estimates were off, in sentences."""
+    """Yield how far the estimates were off, in sentences."""
     estimate, peak = planned.estimate, measured.peak_memory_bytes
     yield (
         f"estimated peak {format_bytes(estimate.peak_memory_bytes)}, "
@@ -232,7 +232,7 @@ def _expectations(planned: Planned, chosen: Settings) -> Iterator[str]:
 
 
 def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
-    """What has to be so where it trains: the device, the packages, the paths."""
+    """Yield what has to be so where it trains: the device, the packages, the paths."""
     job, facts = chosen.job, chosen.facts
     yield f"- {job.devices.total} x {planned.device}"
     yield f"- Python {facts.stack.python} with {', '.join(_requirements(chosen))}"
@@ -246,7 +246,7 @@ def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
 
 
 def _requirements(chosen: Settings) -> Sequence[str]:
-    """The packages that it was planned with, as pip takes them."""
+    """Return the packages that it was planned with, as pip takes them."""
     names = [*_PACKAGES, *(["deepspeed"] if chosen.sharding.distributed_type == DEEPSPEED else [])]
     versions = {name: chosen.facts.stack.versions.get(name) for name in names}
     return [f"`{name}=={v.partition('+')[0]}`" for name, v in versions.items() if v]

@@ -26,7 +26,7 @@ def readme(
     verification: dict[str, Any] | None,
     costs: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> str:
-    """The bundle's page as Markdown text.
+    """Return the bundle's page as Markdown text.
 
     Args:
         origin: how it was found, as a sentence.
@@ -61,22 +61,22 @@ def readme(
 
 
 def heading(model: str, title: str) -> str:
-    """The first line of a page."""
+    """Return the first line of a page."""
     return f"# {plain_name(model)}: {title}"
 
 
 def plain_name(name: str) -> str:
-    """The name of a model or a device, nothing of which is taken for Markdown or HTML."""
+    """Return the name of a model or a device, nothing of which is taken for Markdown or HTML."""
     return re.sub(r"[`<>\[\]]", lambda found: f"\\{found[0]}", name)
 
 
 def page(lines: Sequence[str]) -> str:
-    """Lines as a text; nothing that is quoted in one begins another."""
+    """Return lines as a text; nothing that is quoted in one begins another."""
     return "\n".join(map(in_one_line, lines)) + "\n"
 
 
 def knobs_table(candidate: Candidate) -> list[str]:
-    """The knobs of a candidate as the lines of a table."""
+    """Return the knobs of a candidate as the lines of a table."""
     knobs = candidate.knobs
     rows = [f"| `{name}` | `{value_label(knobs[name])}` |" for name in sorted(knobs)]
     return ["| knob | value |", "|---|---|", *rows]
@@ -92,7 +92,7 @@ def how_to_launch(
     split: Split | None,
     code: str | None = None,
 ) -> list[str]:
-    """How a bundle is launched, in sentences.
+    """Return how a bundle is launched, in sentences.
 
     Args:
         missing: fields that a launch has to be told.
@@ -136,7 +136,7 @@ def _gpu_list(gpus: Sequence[int]) -> str:
 
 
 def _alternatives(recommendation: Recommendation) -> list[str]:
-    """The section on what was measured besides, and on what was rejected."""
+    """Return the section on what was measured besides, and on what was rejected."""
     lines: list[str] = []
     alternatives = [*recommendation.ties, *recommendation.runners_up][:5]
     if alternatives:
@@ -149,7 +149,7 @@ def _alternatives(recommendation: Recommendation) -> list[str]:
 
 
 def step_name(candidate: Candidate) -> str:
-    """What the time of a step is of."""
+    """Return what the time of a step is of."""
     epochs = candidate.values.get("num_ppo_epochs")
     return f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
 

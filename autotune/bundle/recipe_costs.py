@@ -10,7 +10,7 @@ from autotune.space.knobs import value_label
 def recipe_costs(
     ranked: Sequence[Ranked], recipe_knobs: Collection[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """What each value of a recipe knob costs: the best that was measured with it."""
+    """Return what each value of a recipe knob costs: the best that was measured with it."""
     costs: dict[str, list[dict[str, Any]]] = {}
     for knob in sorted(recipe_knobs):
         best: dict[str, Ranked] = {}

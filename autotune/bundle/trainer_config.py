@@ -29,7 +29,7 @@ OWN_HEADER = """\
 
 
 def trainer_config(config: Mapping[str, Any], method: Method, notes: Sequence[str] = ()) -> str:
-    """The configuration as YAML text, the same bytes for the same values.
+    """Return the configuration as YAML text, the same bytes for the same values.
 
     Args:
         notes: lines of comment for whoever reads it.

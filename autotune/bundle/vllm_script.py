@@ -54,14 +54,14 @@ export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${gpus[*]}")"
 
 
 def wants_server(config: Mapping[str, Any]) -> bool:
-    """Whether the training asks a server for its completions."""
+    """True if the training asks a server for its completions."""
     return bool(config.get(USE)) and config.get(MODE) == SERVER
 
 
 def serve_script(
     config: Mapping[str, Any], facts: Facts, python: str, split: Split | None = None
 ) -> str:
-    """The script as text; the flags are those that TRL's trainers need
+    """Return the script as text; the flags are those that TRL's trainers need
     (`trl/scripts/vllm_serve.py`).
 
     Args:
@@ -100,7 +100,7 @@ def _head(facts: Facts, split: Split | None) -> str:
 
 
 def _gpus(facts: Facts, split: Split | None) -> str:
-    """The lines that say which GPUs the server has, and which train."""
+    """Return the lines that say which GPUs the server has, and which train."""
     if split is None:
         device = facts.device
         trains = (device.index, *device.peers) if device.kind == "cuda" else ()
@@ -116,7 +116,7 @@ def _gpus(facts: Facts, split: Split | None) -> str:
 
 
 def _free(facts: Facts) -> int:
-    """A GPU that the training has not, as an example."""
+    """Return a GPU that the training has not, as an example."""
     return max(facts.device.index, *facts.device.peers) + 1 if facts.device.peers else 1
 
 
@@ -125,7 +125,7 @@ def _gpu_list(gpus: tuple[int, ...], separator: str) -> str:
 
 
 def _flags(config: Mapping[str, Any], split: Split | None) -> list[str]:
-    """The flags of the server besides its model's name and GPUs."""
+    """Return the flags of the server besides its model's name and GPUs."""
     flags = [] if split is None else [f"--gpu-memory-utilization {split.share:g}"]
     if config.get(MAX_LENGTH) is not None:
         flags.append(f"--max-model-len {shlex.quote(str(config[MAX_LENGTH]))}")

@@ -24,7 +24,7 @@ def say(text: object) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether the command that runs is to be quiet (`--quiet`)."""
+    """True if the command that runs is to be quiet (`--quiet`)."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.params.get("quiet"))
 

@@ -87,12 +87,12 @@ def command(
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Whether a folder is a bundle itself, as `autotune plan --emit` writes one."""
+    """True if a folder is a bundle itself, as `autotune plan --emit` writes one."""
     return (folder / "accelerate.yaml").is_file() and (folder / "recommendation.json").is_file()
 
 
 def _texts_of(folder: Path) -> dict[str, str]:
-    """The files of a bundle."""
+    """Return the files of a bundle."""
     from autotune.job.text_file import readable_text
 
     texts = {file.name: readable_text(file, _MOST_BYTES) for file in sorted(folder.iterdir())}

@@ -81,8 +81,8 @@ def command(
 
 
 def _imported(files: Sequence[str], wishes: Any) -> tuple[Any, str]:
-    """The job of files, or of a command and the files that it names, and what they are called. A
-    command's text may hold a secret: it is written nowhere."""
+    """Return the job of files, or of a command and the files that it names, and what they are
+    called. A command's text may hold a secret: it is written nowhere."""
     from autotune.job.paths import exists
     from autotune.space.foreign.command_line import parse_command
     from autotune.space.foreign.importing import GivenFile, import_job

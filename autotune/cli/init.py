@@ -60,7 +60,7 @@ def _write_valid(file: Path, text: str) -> None:
 
 
 def _as_the_file_names(name: str, folder: Path) -> str:
-    """What a user in the shell's folder calls `name`, as a file in `folder` has to."""
+    """Return what a user in the shell's folder calls `name`, as a file in `folder` has to."""
     path = resolve_path(name, Path.cwd()) if name else name
     if path == name:
         return name
@@ -69,7 +69,7 @@ def _as_the_file_names(name: str, folder: Path) -> str:
 
 
 def _answers(flags: dict[str, str | None]) -> dict[str, str]:
-    """A value for each question, of its flag or asked for."""
+    """Return a value for each question, of its flag or asked for."""
     questions: dict[str, dict[str, Any]] = {
         "model": {"text": "Model (hub id, folder, config.json, or a name such as qwen2.5-7b)"},
         "dataset": {"text": "Data (hub id, folder or JSONL file; empty: none yet)", "default": ""},

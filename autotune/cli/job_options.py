@@ -54,7 +54,7 @@ def storage_option(text: str) -> Callable[..., Any]:
 
 
 def storage_of(option: str | None) -> str | None:
-    """The URL of the storage that `--storage` names.
+    """Return the URL of the storage that `--storage` names.
 
     Raises:
         UserError: its file cannot be read, or the command line holds a password.
@@ -152,7 +152,7 @@ def load(
 
 
 def say_imported(file: Path | None) -> Callable[[Any], None]:
-    """What tells in a line that another tool's file was read as a job."""
+    """Return what tells in a line that another tool's file was read as a job."""
 
     return lambda found: say(found.line(str(file)))
 

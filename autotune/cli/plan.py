@@ -148,7 +148,7 @@ def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
 
 
 def _plain(answer: Any, chosen: Any, bundle: Path | None) -> dict[str, Any]:
-    """The plan as JSON data, with where its bundle is."""
+    """Return the plan as JSON data, with where its bundle is."""
     from autotune.cli.views.plan import plan_plain
 
     return {**plan_plain(answer, chosen), "bundle": None if bundle is None else str(bundle)}
@@ -166,7 +166,7 @@ def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:
 
 
 def _next_step(job: Path | None, emitted: Path | None) -> str:
-    """What goes on from the answer, as a sentence."""
+    """Return what goes on from the answer, as a sentence."""
     if emitted is not None:
         folder = shlex.quote(str(emitted))
         return f"`autotune verify {folder}` on the training machine verifies it."
@@ -175,7 +175,7 @@ def _next_step(job: Path | None, emitted: Path | None) -> str:
 
 
 def _emitted(answer: Any, job: Any, folder: Path) -> Path | None:
-    """The bundle of a plan's answer, written now; None: nothing is safe, which is said."""
+    """Return the bundle of a plan's answer, written now; None: nothing is safe, which is said."""
     from autotune.run.planned_bundle import emit_plan, unsafe_reason
 
     unsafe = unsafe_reason(answer)

@@ -71,7 +71,7 @@ class PlannedJob:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "PlannedJob":
-        """The job of the options that `planned_options` adds."""
+        """Return the job of the options that `planned_options` adds."""
         names = ("job", "sets", "device", "devices", "nodes")
         flags = {n: value for n, value in options.items() if n not in (*names, "stack")}
         assume = options["stack"] != INSTALLED
@@ -123,7 +123,7 @@ def scratch_folder() -> Iterator[Path]:
 def _sets(
     job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], devices: int
 ) -> tuple[str, ...]:
-    """What one candidate without a job file leaves open: lengths for data, its own batch."""
+    """Return what one candidate without a job file leaves open: lengths for data, its own batch."""
     if job is not None:
         return sets
     assignments = dict(text.partition("=")[::2] for text in sets)

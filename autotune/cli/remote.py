@@ -74,7 +74,7 @@ def plan_there(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """What `autotune plan` does, by a service; the exit code. Ctrl-C ends the plan, too.
+    """Return what `autotune plan` does, by a service; the exit code. Ctrl-C ends the plan, too.
 
     Args:
         sets: of all flags.
@@ -116,8 +116,8 @@ def run_there(
     resume: str | None,
     as_json: bool,
 ) -> int:
-    """What `autotune run` does, by a service; the exit code. Ctrl-C leaves the run alone, and says
-    how to come back to it.
+    """Return what `autotune run` does, by a service; the exit code. Ctrl-C leaves the run alone,
+    and says how to come back to it.
 
     Args:
         sets: of all flags.
@@ -187,7 +187,7 @@ def unpack(data: bytes, folder: Path) -> None:
 
 
 def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
-    """Where a file of the archive goes: in the folder, as a file of its own."""
+    """Return where a file of the archive goes: in the folder, as a file of its own."""
     name = PurePosixPath(entry.filename)
     kind = stat.S_IFMT(entry.external_attr >> 16)
     strange = {"..", "/"} & set(name.parts) or "\\" in entry.filename or ":" in entry.filename
@@ -206,8 +206,9 @@ def refuse_used_folder(folder: Path | None) -> None:
 
 
 def _job(path: Path | None, sets: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The job as it is sent: as its file and flags have it, judged here, paths absolute; a bare
-    config goes along where nothing beside it is needed. And its model, as it is called here."""
+    """Return the job as it is sent: as its file and flags have it, judged here, paths absolute; a
+    bare config goes along where nothing beside it is needed. And its model, as it is called
+    here."""
     from autotune.space.job_file.load import load_job
 
     if path is None and not sets:
@@ -238,7 +239,7 @@ def _followed(
     hear: Callable[[dict[str, Any]], None],
     after: int = 0,
 ) -> dict[str, Any]:
-    """The work when it has ended; `hear` hears of what happens meanwhile."""
+    """Return the work when it has ended; `hear` hears of what happens meanwhile."""
     lines: list[str] = []
     cancelling = False
     while True:

@@ -86,7 +86,7 @@ def command(
 
 
 def _of_script(run: Path, storage: str | None) -> Any:
-    """The run of a script.
+    """Return the run of a script.
 
     Raises:
         UserError: it cannot be read, or a storage is named: its study is in its folder.

@@ -40,7 +40,7 @@ class WithCommand(click.Command):
 
 
 def limits_of(sets: list[str]) -> dict[str, Any]:
-    """The limits that flags name: `budget`, `headroom`, `devices` and pinned knobs.
+    """Return the limits that flags name: `budget`, `headroom`, `devices` and pinned knobs.
 
     Raises:
         UserError: a flag is of a job, and a script has its own.
@@ -88,7 +88,7 @@ def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_of_script(flags: Mapping[str, Any], resume: Path | None) -> bool:
-    """Whether a script is searched, and no job."""
+    """True if a script is searched, and no job."""
     begun = resume is not None and (resume / "script.json").is_file()
     return begun or flags["script"] is not None or bool(flags["as_command"])
 
@@ -207,7 +207,7 @@ class ScriptOutcome:
     run: Any
 
     def plain(self) -> dict[str, Any]:
-        """What `--json` prints: as of every run, and what it says of the script."""
+        """Return what `--json` prints: as of every run, and what it says of the script."""
         from autotune.cli.views.json import result_plain
 
         look = self.searched.look
@@ -219,7 +219,7 @@ class ScriptOutcome:
         }
 
     def lines(self) -> list[str]:
-        """The end of a search, as lines of text."""
+        """Return the end of a search, as lines of text."""
         from autotune.report.result_lines import result_lines
         from autotune.report.sentences import verification_line
 

@@ -60,7 +60,7 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
 
 
 def _seconds(soak: str | None) -> float:
-    """How long a soak is to take, in seconds; 0 without one.
+    """Return how long a soak is to take, in seconds; 0 without one.
 
     Raises:
         UserError: it is no duration, too short to tell anything, or too long.

@@ -72,7 +72,7 @@ def look() -> Machine:
 
 
 def judge(machine: Machine) -> Iterator[Finding]:
-    """What there is to say of it, in the order in which it is shown."""
+    """Yield what there is to say of it, in the order in which it is shown."""
     driver, visible = machine.driver, machine.visible or ()
     torch = machine.imports.torch
     yield gpu_checks.check_driver(driver)

@@ -28,5 +28,5 @@ class Finding:
 
 
 def count(findings: Iterable[Finding], state: State) -> int:
-    """How many are in a state."""
+    """Return how many are in a state."""
     return sum(finding.state == state for finding in findings)

@@ -19,7 +19,7 @@ VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
 def check_driver(driver: DriverState) -> Finding:
-    """Whether NVML finds a driver where there are GPUs."""
+    """Return whether NVML finds a driver where there are GPUs."""
     source = "NVML; vendor and class of the devices in /sys/bus/pci"
     name = "driver"
     if driver.version is None and driver.on_bus:
@@ -41,7 +41,7 @@ def check_driver(driver: DriverState) -> Finding:
 def check_visible(
     driver: DriverState, visible: Sequence[int] | None, environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Which GPUs CUDA shows.
+    """Yield which GPUs CUDA shows.
 
     Args:
         visible: NVML's numbers; None: the variable names a slice of a GPU.
@@ -74,7 +74,7 @@ def check_visible(
 
 
 def check_build(driver: DriverState, torch: TorchFacts) -> Finding:
-    """Whether torch is built for these GPUs and for a CUDA that the driver takes."""
+    """Return whether torch is built for these GPUs and for a CUDA that the driver takes."""
     name, source = "torch and CUDA", "torch.version in a child; NVML's CUDA version"
     plain = torch.version.partition("+")[0]
     if torch.hip is not None or torch.cuda is None:
@@ -102,7 +102,7 @@ def check_build(driver: DriverState, torch: TorchFacts) -> Finding:
 def check_kernels(
     driver: DriverState, torch: TorchFacts, visible: Sequence[int]
 ) -> Iterator[Finding]:
-    """Whether torch has kernels for each GPU, and computes on it.
+    """Yield whether torch has kernels for each GPU, and computes on it.
 
     Args:
         visible: NVML's numbers, by torch's.
@@ -138,7 +138,7 @@ def _trial_result(name: str, trial: str | None) -> Any:
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether compiled code serves a GPU: of its generation and no newer, or PTX that is no newer.
+    """True if compiled code serves a GPU: of its generation and no newer, or PTX that is no newer.
 
     Args:
         architectures: `sm_90`, `sm_90a`, `compute_90`.
@@ -161,7 +161,7 @@ def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bo
 
 
 def check_others(driver: DriverState, visible: Sequence[int]) -> Iterator[Finding]:
-    """Who else uses the visible GPUs."""
+    """Yield who else uses the visible GPUs."""
     gpus = [driver.gpus[number] for number in visible]
     used = [gpu for gpu in gpus if is_used(gpu)]
     name = "other processes"
@@ -183,13 +183,13 @@ def check_others(driver: DriverState, visible: Sequence[int]) -> Iterator[Findin
 
 
 def is_used(gpu: GpuState) -> bool:
-    """Whether others compute on a GPU, or hold memory of it."""
+    """True if others compute on a GPU, or hold memory of it."""
     least = max(NAMELESS_BYTES, int(NAMELESS_SHARE * gpu.device.total_bytes))
     return gpu.device.is_busy or (gpu.used_bytes or 0) >= least
 
 
 def check_health(driver: DriverState, visible: Sequence[int]) -> Iterator[Finding]:
-    """Memory errors, clocks and the driver's persistence, as far as NVML tells of them."""
+    """Yield memory errors, clocks and the driver's persistence, as far as NVML tells of them."""
     gpus = [driver.gpus[number] for number in visible]
     for gpu in gpus:
         name = f"health of GPU {gpu.device.index}"
@@ -219,7 +219,7 @@ def check_health(driver: DriverState, visible: Sequence[int]) -> Iterator[Findin
 def check_nccl(
     torch: TorchFacts, visible: Sequence[int], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What several GPUs exchange gradients with."""
+    """Yield what several GPUs exchange gradients with."""
     if len(visible) < 2 or torch.cuda is None:
         return
     name, source = "NCCL", "torch.cuda.nccl.version() in a child; the environment"

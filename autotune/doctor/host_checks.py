@@ -17,7 +17,7 @@ MUCH_WAITING = 0.2
 
 
 def check_memory(host: HostState) -> Iterator[Finding]:
-    """What new processes can get of the host's memory."""
+    """Yield what new processes can get of the host's memory."""
     name, source = "host memory", "/proc/meminfo; the control groups of this process, cgroups(7)"
     allowed = host.limit_bytes or host.machine_bytes
     found = f"{format_bytes(host.free_bytes)} of {format_bytes(allowed)} free"
@@ -61,7 +61,7 @@ def _room(free: int, little: int) -> State:
 
 
 def check_disks(disks: Sequence[Disk]) -> Iterator[Finding]:
-    """Whether there is room where things are kept."""
+    """Yield whether there is room where things are kept."""
     for disk in disks:
         name, source = disk.use, "statvfs and access(2) of the folder"
         remedy = f"free some, or name another disk: export {disk.variable}=/path"
@@ -77,7 +77,7 @@ def check_disks(disks: Sequence[Disk]) -> Iterator[Finding]:
 
 
 def check_locked_memory(host: HostState) -> Finding:
-    """How much a process may lock."""
+    """Return how much a process may lock."""
     name, source = "locked memory", "RLIMIT_MEMLOCK, CAP_IPC_LOCK; DeepSpeed's page_alloc.cpp"
     if host.locked_bytes is None:
         return Finding(name=name, state="ok", found="without a limit", source=source)
@@ -91,7 +91,7 @@ def check_locked_memory(host: HostState) -> Finding:
 
 
 def check_nvme(host: HostState) -> Finding:
-    """Whether states can be offloaded to a disk."""
+    """Return whether states can be offloaded to a disk."""
     name, source = "NVMe", "/sys/block; the linker's cache for libaio, which DeepSpeed needs"
     if not host.nvme:
         found = "no disk of this kind is to be seen here"
@@ -105,7 +105,7 @@ def check_nvme(host: HostState) -> Finding:
 
 
 def check_ports(host: HostState) -> Finding:
-    """Whether ranks can meet."""
+    """Return whether ranks can meet."""
     name, source = "ports", "bind(2) on 127.0.0.1"
     free, nodes = host.ports
     if not free:
@@ -121,7 +121,7 @@ def check_ports(host: HostState) -> Finding:
 
 
 def check_cores(host: HostState) -> Iterator[Finding]:
-    """How many cores there are for us, and whether others take them."""
+    """Yield how many cores there are for us, and whether others take them."""
     source = "sched_getaffinity(2) and the control groups' quotas"
     found = f"{host.cores} of {host.machine_cores}"
     few = host.cores < FAR_BELOW * host.machine_cores

@@ -77,7 +77,7 @@ class HostState:
 
 
 def host_state() -> HostState:
-    """The machine as it is now; takes half a second, in which others are watched."""
+    """Return the machine as it is now; takes half a second, in which others are watched."""
     memory = host()
     limit = min((limit for limit, _ in memory_limits()), default=None)
     shared = _statvfs(SHARED)
@@ -103,7 +103,7 @@ def host_state() -> HostState:
 
 
 def locked_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """How much memory this process may lock; None: as much as it likes."""
+    """Return how much memory this process may lock; None: as much as it likes."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = status.read_text("utf-8").splitlines()
         held = int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
@@ -122,7 +122,7 @@ def waiting(pressure: Path = Path("/proc/pressure/cpu")) -> float | None:
 
 
 def build_tools(environment: Mapping[str, str]) -> dict[str, bool]:
-    """What DeepSpeed compiles with, and whether it is there."""
+    """Return what DeepSpeed compiles with, and whether it is there."""
     compilers = (environment.get("CXX") or "g++").split()[:1]
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     return {
@@ -133,7 +133,7 @@ def build_tools(environment: Mapping[str, str]) -> dict[str, bool]:
 
 
 def left_locks(environment: Mapping[str, str]) -> list[str]:
-    """Locks in torch's folders of compiled extensions that no process here has open."""
+    """Return locks in torch's folders of compiled extensions that no process here has open."""
     named = environment.get("TORCH_EXTENSIONS_DIR")
     folder = Path(named) if named else Path(_home_cache(environment)) / "torch_extensions"
     locks = {str(lock) for lock in folder.glob("*/lock" if named else "*/*/lock")}
@@ -170,7 +170,7 @@ def _temporary() -> Path:
 
 
 def _disk(use: str, folder: Path, variable: str) -> Disk:
-    """A folder that may have to be made: then that counts in which it would be."""
+    """Return a folder that may have to be made: then that counts in which it would be."""
     present = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))  # noqa: PTH110 a closed folder raises in pathlib
     return Disk(
         use=use,

@@ -65,7 +65,7 @@ def _nccl(torch: Any) -> str | None:
 
 
 def _trial_problem(number: int) -> str:
-    """Why a sum cannot be computed on a GPU; empty: it can."""
+    """Return why a sum cannot be computed on a GPU; empty: it can."""
     import torch
 
     try:

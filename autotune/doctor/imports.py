@@ -19,7 +19,7 @@ SLOW = frozenset({"vllm"})
 
 
 def modules_to_import() -> tuple[str, ...]:
-    """The stack, and of what it can do without what is installed."""
+    """Return the stack, and of what it can do without what is installed."""
     optional = [m for name, m in OPTIONAL.items() if name not in SLOW and module_found(m)]
     return (*STACK, TRAINERS, *optional)
 

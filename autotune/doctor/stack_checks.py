@@ -66,7 +66,8 @@ def check_requirements(
 
 
 def check_imports(reply: ImportReply) -> Iterator[Finding]:
-    """Whether the stack can be imported; that of optional packages, which libraries then import."""
+    """Yield whether the stack can be imported; that of optional packages, which libraries then
+    import."""
     name, source = "imports", "importing them in a child"
     broken = {module: problem for module, problem in reply.problems.items() if problem}
     for module, problem in broken.items():
@@ -90,7 +91,7 @@ def check_imports(reply: ImportReply) -> Iterator[Finding]:
 
 
 def check_methods(missing: Mapping[str, str]) -> Iterator[Finding]:
-    """Which methods the installed TRL trains.
+    """Yield which methods the installed TRL trains.
 
     Args:
         missing: of each method that it does not train, why.
@@ -103,7 +104,7 @@ def check_methods(missing: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_helpful(absent: Sequence[str], device: DeviceFacts | None) -> Iterator[Finding]:
-    """Packages that would make trainings on this GPU faster or smaller.
+    """Yield packages that would make trainings on this GPU faster or smaller.
 
     Args:
         absent: what is not installed, as pip calls it.
@@ -133,7 +134,7 @@ def _needs(name: str, packages: Sequence[Package]) -> str:
 
 
 def check_allocator(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Settings of torch's allocator that probes inherit and plans do not know of."""
+    """Yield settings of torch's allocator that probes inherit and plans do not know of."""
     for name in ALLOCATOR:
         if environment.get(name):
             yield Finding(
@@ -147,7 +148,7 @@ def check_allocator(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_compiler(tools: Mapping[str, bool]) -> Iterator[Finding]:
-    """What DeepSpeed's kernels for offloading are compiled with.
+    """Yield what DeepSpeed's kernels for offloading are compiled with.
 
     Args:
         tools: whether each is there: a C++ compiler, ninja, Python's headers.
@@ -169,7 +170,7 @@ def check_compiler(tools: Mapping[str, bool]) -> Iterator[Finding]:
 
 
 def check_locks(locks: Sequence[str]) -> Iterator[Finding]:
-    """Locks that a killed compiler of DeepSpeed's has left: later processes wait for them.
+    """Yield locks that a killed compiler of DeepSpeed's has left: later processes wait for them.
 
     Args:
         locks: files that no process here has open.

@@ -120,7 +120,7 @@ class Estimate:
 
     @property
     def traced(self) -> bool:
-        """Whether the candidate itself was traced, nothing in a knob's place."""
+        """True if the candidate itself was traced, nothing in a knob's place."""
         return self.method in {"trace", "scaled trace"}
 
     def plain(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Estimate:
 
 
 def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
-    """The estimate that JSON data hold."""
+    """Return the estimate that JSON data hold."""
     names = {field.name for field in dataclasses.fields(Estimate)}
     values = {name: value for name, value in data.items() if name in names}
     parts, server = data.get("time_parts"), data.get("server")
@@ -169,7 +169,7 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
 
 
 def prior_residual(device: DeviceFacts, process_bytes: int, devices: int = 1) -> Residual:
-    """What is assumed of a device's processes before any was measured.
+    """Return what is assumed of a device's processes before any was measured.
 
     Args:
         process_bytes: of the host's memory, what an empty training process takes.
@@ -203,7 +203,8 @@ def estimated(
     limit_bytes: int,
     layers: int,
 ) -> Estimate:
-    """The estimate of a candidate whose variant, but for `replaced`, was traced as `point`."""
+    """Return the estimate of a candidate whose variant, but for `replaced`, was traced as
+    `point`."""
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
     if "activation_offloading" in replaced:

@@ -191,7 +191,7 @@ class EstimateRequest(Message):
 
     @property
     def engine(self) -> bool:
-        """Whether DeepSpeed or FSDP itself is to be traced."""
+        """True if DeepSpeed or FSDP itself is to be traced."""
         return engine_is_traced(self.method, self.parsed_sharding.distributed_type)
 
 

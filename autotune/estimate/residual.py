@@ -32,11 +32,11 @@ class Residual:
     measurements: int = 0
 
     def with_noise(self, relative: float) -> "Residual":
-        """The same, for estimates that scatter by so much more."""
+        """Return the same, for estimates that scatter by so much more."""
         return replace(self, relative_sigma=math.hypot(self.relative_sigma, relative))
 
     def corrected(self, estimate_bytes: float) -> float:
-        """What is to be expected of an estimate of the allocator's bytes."""
+        """Return what is to be expected of an estimate of the allocator's bytes."""
         return (1 + self.bias) * estimate_bytes + self.offset_bytes
 
     def sigma(self, estimate_bytes: float) -> float:
@@ -47,7 +47,7 @@ class Residual:
         return math.hypot(noise, math.sqrt(max(line, 0.0)))
 
     def probability_above(self, estimate_bytes: float, limit_bytes: float) -> float:
-        """Probability that the process needs more than the limit (normal distribution)."""
+        """Return probability that the process needs more than the limit (normal distribution)."""
         distance = self.corrected(estimate_bytes) - limit_bytes
         sigma = max(self.sigma(estimate_bytes), 1.0)
         return 0.5 * (1 + math.erf(distance / sigma / math.sqrt(2)))
@@ -56,7 +56,7 @@ class Residual:
 def refined(
     prior: Residual, estimated_bytes: Sequence[float], measured_bytes: Sequence[float]
 ) -> Residual:
-    """The residual after measurements: offset and bias move, their uncertainty shrinks.
+    """Return the residual after measurements: offset and bias move, their uncertainty shrinks.
 
     Bayesian linear regression with known noise: each probe is a measurement of `offset + bias *
     estimate` with standard deviation `relative_sigma` of what it read. The spread of the probes
@@ -99,7 +99,7 @@ def refined(
 
 
 def _spread(line: Residual, pairs: Sequence[tuple[float, float]]) -> float:
-    """Relative standard deviation of measurements around a line; few change it little."""
+    """Return relative standard deviation of measurements around a line; few change it little."""
     if len(pairs) < 3:
         return line.relative_sigma
     squares = sum(

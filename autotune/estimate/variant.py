@@ -80,7 +80,7 @@ SAME_STATE = ("adamw_torch_fused", "adamw_torch")
 
 
 def engine_is_traced(method: str, distributed_type: str | None) -> bool:
-    """Whether DeepSpeed or FSDP itself is traced; not where the method generates."""
+    """True if DeepSpeed or FSDP itself is traced; not where the method generates."""
     return distributed_type in (DEEPSPEED, FSDP) and not METHODS[method].online
 
 
@@ -93,8 +93,8 @@ def traced_optimizer(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | N
 
 
 def optimizer_config(config: Mapping[str, Any], optim: str) -> dict[str, Any]:
-    """A configuration whose optimizer step is that of `config` with `optim`: the same for all
-    variants that train the same weights, so that it is traced once."""
+    """Return a configuration whose optimizer step is that of `config` with `optim`: the same for
+    all variants that train the same weights, so that it is traced once."""
     plain = {name: value for name, value in config.items() if name not in _BEFORE_THE_STEP}
     if plain.get("loss_type") == "chunked_nll":
         plain["loss_type"] = "nll"
@@ -110,20 +110,20 @@ _BEFORE_THE_STEP = {
 
 
 def variant_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a flat configuration that decides the variant."""
+    """Return the part of a flat configuration that decides the variant."""
     variant = {name: value for name, value in config.items() if name not in OUTSIDE_THE_VARIANT}
     # How far from the reference is only a number; that there is one is not.
     return {**variant, "beta": bool(variant["beta"])} if "beta" in variant else variant
 
 
 def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
-    """Whether Liger's kernels are known where this method puts them into this model. Where TRL has
+    """True if Liger's kernels are known where this method puts them into this model. Where TRL has
     a fused head, the loss is another one."""
     return method == SFT.name and model_type in LIGER_MODELS and not fused_head
 
 
 def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
-    """The configuration to trace in place of `config`; `liger`: with Liger's kernels."""
+    """Return the configuration to trace in place of `config`; `liger`: with Liger's kernels."""
     replaced = tuple(
         name
         for name, (value, _) in UNTRACEABLE.items()

@@ -38,7 +38,7 @@ def estimate(path: Path) -> None:
 
 
 def process_bytes() -> int:
-    """What a fresh process with the training stack holds (see `probe/memory.py`)."""
+    """Return what a fresh process with the training stack holds (see `probe/memory.py`)."""
     from autotune.process.proc import process_status, unmapped_bytes
 
     return process_status("VmRSS") + unmapped_bytes()
@@ -64,7 +64,7 @@ def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> E
 
 
 def _estimates_of(request: EstimateRequest) -> "Retracing":
-    """What answers for the points of the request's kind of variant."""
+    """Return what answers for the points of the request's kind of variant."""
     if METHODS[request.method].online:
         from autotune.estimate.variants.rollouts import RolloutEstimates
 

@@ -23,12 +23,12 @@ class Facts:
     host: HostFacts | None = None
 
     def plain(self) -> dict[str, Any]:
-        """The facts as JSON data."""
+        """Return the facts as JSON data."""
         return asdict(self)
 
 
 def facts_from_plain(data: dict[str, Any]) -> Facts:
-    """The facts that `Facts.plain` gave as JSON data.
+    """Return the facts that `Facts.plain` gave as JSON data.
 
     Raises:
         KeyError, TypeError: the data are of another shape or type: they go into scripts, too.

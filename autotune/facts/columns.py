@@ -11,7 +11,7 @@ from autotune.errors import nearest, user_error
 
 
 def rename_columns(splits: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The splits with other names for columns.
+    """Return the splits with other names for columns.
 
     Args:
         splits: data sets by name.

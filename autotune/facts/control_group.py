@@ -32,15 +32,15 @@ def memory_limits(process: Path = PROCESS) -> Iterator[tuple[int, int]]:
 
 
 def cores(process: Path = PROCESS) -> int:
-    """How many cores this process can compute on at a time: those that it may run on, and no more
-    than its groups' quotas pay for; threads beyond them would only wait."""
+    """Return how many cores this process can compute on at a time: those that it may run on, and no
+    more than its groups' quotas pay for; threads beyond them would only wait."""
     quotas = (max(math.floor(quota), 1) for quota in _quotas(process))
     return min(len(os.sched_getaffinity(0)), *quotas, os.cpu_count() or 1)
 
 
 def memory_kills(process: Path = PROCESS) -> int:
-    """How many processes the kernel has killed for memory: in this process's group, or since the
-    machine booted where that keeps no count."""
+    """Return how many processes the kernel has killed for memory: in this process's group, or since
+    the machine booted where that keeps no count."""
     files = [group / name for group in _groups("memory", process) for name in _KILL_FILES]
     for file in (*files, Path("/proc/vmstat")):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -49,7 +49,7 @@ def memory_kills(process: Path = PROCESS) -> int:
 
 
 def _groups(controller: str, process: Path) -> Iterator[Path]:
-    """Folders of this process's groups of a controller, each followed by those above it."""
+    """Yield folders of this process's groups of a controller, each followed by those above it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         paths = _paths(process)
         for line in _text(process / "mountinfo").splitlines():
@@ -64,7 +64,7 @@ def _groups(controller: str, process: Path) -> Iterator[Path]:
 
 
 def _paths(process: Path) -> dict[str, str]:
-    """The path of this process's group by controller; "" is the second version's."""
+    """Return the path of this process's group by controller; "" is the second version's."""
     lines = (line.split(":", 2) for line in _text(process / "cgroup").splitlines())
     return {name: path for _, names, path in lines for name in names.split(",")}
 
@@ -91,7 +91,7 @@ def _quotas(process: Path) -> Iterator[float]:
 
 
 def _cached_bytes(group: Path) -> int:
-    """File pages of a group that the kernel gives back when memory is asked for."""
+    """Return file pages of a group that the kernel gives back when memory is asked for."""
     figures = _figures(group / "memory.stat")
     return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
@@ -105,6 +105,6 @@ def _text(file: Path) -> str:
 
 
 def _unescaped(field: str) -> str:
-    """A field of mountinfo, in which blanks are written as octal numbers."""
+    """Return a field of mountinfo, in which blanks are written as octal numbers."""
     raw = field.encode(errors="surrogateescape").decode("unicode_escape")
     return raw.encode("latin-1").decode(errors="surrogateescape")

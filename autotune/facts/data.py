@@ -60,12 +60,12 @@ class DataFacts:
 
     @property
     def sampled(self) -> bool:
-        """Whether longer rows than `longest` may exist unseen."""
+        """True if longer rows than `longest` may exist unseen."""
         return self.rows_measured < self.rows
 
     @property
     def ragged(self) -> bool:
-        """Whether rows are of many lengths."""
+        """True if rows are of many lengths."""
         return self.quantiles.get("p1") != self.longest
 
 
@@ -126,7 +126,7 @@ def survey_data(
 
 
 def load_splits(dataset: str, config: str | None) -> Any:
-    """The splits of a hub data set, a local folder, or a folder around one file.
+    """Return the splits of a hub data set, a local folder, or a folder around one file.
 
     Raises:
         UserError: a folder's card names data elsewhere.
@@ -159,7 +159,7 @@ def _facts(source: str, form: str, total: int, rows: Any, test_rows: int) -> Dat
 
 
 def sequence_lengths(rows: Any) -> list[list[int]]:
-    """Tokens of each sequence of each row."""
+    """Return tokens of each sequence of each row."""
     lengths: list[list[int]] = rows.with_format("arrow")[:].column("lengths").to_pylist()
     return lengths
 

@@ -57,7 +57,7 @@ def check_card(folder: Path, most_bytes: int = _MOST_BYTES) -> None:
 
 
 def _places(data: Any, inside: bool = False) -> Iterator[Any]:
-    """Every value that says where files are."""
+    """Yield every value that says where files are."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield from _places(value, (inside and name != "split") or name in _PLACES)

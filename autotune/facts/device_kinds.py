@@ -97,7 +97,7 @@ class ArchitectureRules:
 
 @functools.cache
 def device_kinds() -> tuple[DeviceKind, ...]:
-    """Every kind in the table, in its order."""
+    """Return every kind in the table, in its order."""
     return tuple(_kind(row) for row in _table(_FILE)["devices"])
 
 
@@ -108,7 +108,8 @@ def kinds_of_other_makers() -> tuple[DeviceKind, ...]:
 
 
 def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
-    """The kind of a device that NVML calls `name` and gives `total_bytes`; None: not in the table.
+    """Return the kind of a device that NVML calls `name` and gives `total_bytes`; None: not in the
+    table.
 
     A part of a GPU (MIG, vGPU) is not of the GPU's kind.
     """
@@ -120,7 +121,7 @@ def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
 
 
 def facts_of(kind: DeviceKind, cores: int) -> DeviceFacts:
-    """An idle device of this kind in a host of `cores` CPU cores, all its memory free."""
+    """Return an idle device of this kind in a host of `cores` CPU cores, all its memory free."""
     return DeviceFacts(
         kind="cuda",
         index=0,
@@ -134,7 +135,7 @@ def facts_of(kind: DeviceKind, cores: int) -> DeviceFacts:
 
 
 def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRules:
-    """What holds on this capability with this PyTorch.
+    """Return what holds on this capability with this PyTorch.
 
     A release older than the table takes its oldest row, which then is a guess, and one newer than
     the table its newest.

@@ -48,13 +48,13 @@ class DeviceFacts:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other processes compute on this GPU."""
+        """True if other processes compute on this GPU."""
         return bool(self.processes)
 
 
 def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
-    """The device a job asks for; of several GPUs the first, with the least that any of them has
-    free; on the CPU what one of as many processes may have of it.
+    """Return the device a job asks for; of several GPUs the first, with the least that any of them
+    has free; on the CPU what one of as many processes may have of it.
 
     Args:
         index: which of the visible GPUs; the device's own `index` is NVML's number of it.
@@ -77,7 +77,7 @@ def detect(kind: str, index: int, count: int = 1) -> DeviceFacts:
 
 
 def _no_such_gpu(index: int, count: int, visible: int) -> MachineError:
-    """The error that says which GPUs are asked for, which exist, and what to do."""
+    """Return the error that says which GPUs are asked for, which exist, and what to do."""
     gpus = gpu_count()
     environment = os.environ.get("CUDA_VISIBLE_DEVICES")
     request = f"GPU {index} is asked for" if count == 1 else f"{count} GPUs are asked for"
@@ -101,7 +101,7 @@ def _no_such_gpu(index: int, count: int, visible: int) -> MachineError:
 
 
 def cpu(processes: int = 1) -> DeviceFacts:
-    """The CPU with the memory that a new process could get now, or each of several."""
+    """Return the CPU with the memory that a new process could get now, or each of several."""
     memory = host()
     return DeviceFacts(
         kind="cpu",
@@ -138,7 +138,7 @@ def nvml_open() -> Iterator[Any]:
 
 
 def gpu_count() -> int:
-    """How many GPUs NVML sees; 0 without a driver."""
+    """Return how many GPUs NVML sees; 0 without a driver."""
     with nvml_open() as nvml:
         return 0 if nvml is None else int(nvml.nvmlDeviceGetCount())
 
@@ -162,7 +162,7 @@ def visible_gpus() -> tuple[int, ...]:
 
 
 def read_visible(environment: str, uuids: Sequence[str]) -> tuple[int, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lists, by their place in `uuids`.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by their place in `uuids`.
 
     Read as CUDA does: an entry is a number or how a UUID begins; the first that names no GPU ends
     the list, and a GPU named twice empties it. Numbers are taken to be NVML's (PCI order), as torch
@@ -249,7 +249,7 @@ def _text(value: str | bytes) -> str:
 
 
 def gpu_process_bytes(index: int, pid: int) -> int | None:
-    """What NVML says process `pid` holds on GPU `index`; None where it does not tell.
+    """Return what NVML says process `pid` holds on GPU `index`; None where it does not tell.
 
     In a container NVML may list pids of another namespace: then nothing matches, and the figure
     is unknown rather than somebody else's.
@@ -265,7 +265,7 @@ def gpu_process_bytes(index: int, pid: int) -> int | None:
 
 
 def gpu_uuid(index: int) -> str:
-    """What NVML calls GPU `index`, whoever asks and whatever is visible there."""
+    """Return what NVML calls GPU `index`, whoever asks and whatever is visible there."""
     with nvml_open() as nvml:
         if nvml is None:
             raise machine_error("NVML no longer finds a driver", where="devices")
@@ -273,7 +273,7 @@ def gpu_uuid(index: int) -> str:
 
 
 def gpu_used_bytes(index: int) -> int | None:
-    """Memory in use on GPU `index` by everybody; None without NVML."""
+    """Return memory in use on GPU `index` by everybody; None without NVML."""
     with nvml_open() as nvml:
         if nvml is None:
             return None

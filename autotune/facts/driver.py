@@ -66,7 +66,7 @@ class DriverState:
 
 
 def driver_state() -> DriverState:
-    """The driver and its GPUs as they are now."""
+    """Return the driver and its GPUs as they are now."""
     with devices.nvml_open() as nvml:
         if nvml is None:
             return DriverState(on_bus=gpus_on_bus())
@@ -89,7 +89,7 @@ def driver_state() -> DriverState:
 
 
 def gpus_on_bus(folder: Path = PCI) -> int:
-    """How many GPUs of NVIDIA's the PCI bus lists; 0 where it cannot be looked at."""
+    """Return how many GPUs of NVIDIA's the PCI bus lists; 0 where it cannot be looked at."""
     found = 0
     for device in folder.glob("*"):
         with contextlib.suppress(OSError):

@@ -30,12 +30,13 @@ def host() -> HostFacts:
 
 
 def machine_bytes() -> int:
-    """Memory of the whole machine, whatever control groups allow of it."""
+    """Return memory of the whole machine, whatever control groups allow of it."""
     return dict(_meminfo())["MemTotal"]
 
 
 def host_limit(job: Job, device_kind: str, host: HostFacts | None) -> int | None:
-    """What all processes of a job may take of the host together; None: there is no such limit.
+    """Return what all processes of a job may take of the host together; None: there is no such
+    limit.
 
     On a CPU the device is the host, and each process has a limit of its own: there only what the
     job says counts. Of a machine that is not here (`host` is None) nothing else is known.

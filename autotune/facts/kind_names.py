@@ -36,8 +36,8 @@ _MAKERS = re.compile("nvidia|geforce|tesla|amd|radeon|instinct|intel|datacenterg
 
 
 def find_kind(text: str) -> DeviceKind:
-    """The kind that `text` names, however it is spelled; or a GPU by its figures: its memory, the
-    peak of its tensor cores in TFLOP/s (dense, 16 bits) and its bandwidth in GB/s.
+    """Return the kind that `text` names, however it is spelled; or a GPU by its figures: its
+    memory, the peak of its tensor cores in TFLOP/s (dense, 16 bits) and its bandwidth in GB/s.
 
     A kind by its figures has capability 8.0; by its memory alone it says what fits, not how fast.
 
@@ -65,7 +65,7 @@ def find_kind(text: str) -> DeviceKind:
 
 
 def _named(name: str) -> DeviceKind | None:
-    """The kind of a squeezed name, which may lack the family that it belongs to."""
+    """Return the kind of a squeezed name, which may lack the family that it belongs to."""
     spellings = [name]
     if not name.isdigit():  # `6000` is of several families
         spellings += [f"rtx{name}", f"quadro{name}", f"{name}pcie"]
@@ -78,8 +78,8 @@ def _named(name: str) -> DeviceKind | None:
 
 
 def _with_words(text: str) -> list[DeviceKind]:
-    """The GPUs that have all words of a text in their names, one of them with a digit, in any
-    order: `RTX 6000 Pro`, `H800`. Those for desktops and servers, where there are any."""
+    """Return the GPUs that have all words of a text in their names, one of them with a digit, in
+    any order: `RTX 6000 Pro`, `H800`. Those for desktops and servers, where there are any."""
     words = _words(text)
     if all(re.fullmatch(r"[a-z]+|\d+gb", word) for word in words):
         return []
@@ -95,7 +95,7 @@ def _words(text: str) -> set[str]:
 
 
 def _of_size(text: str) -> DeviceKind | None:
-    """The kind of a text that ends in how much memory it has: `RTX 3070 8GB`, `a100-80g`."""
+    """Return the kind of a text that ends in how much memory it has: `RTX 3070 8GB`, `a100-80g`."""
     found = _SIZED.fullmatch(text.lower().strip())
     if found is None:
         return None
@@ -105,7 +105,8 @@ def _of_size(text: str) -> DeviceKind | None:
 
 
 def known_kind(name: str, total_bytes: int) -> DeviceKind | None:
-    """The kind of a device that its driver calls `name`, of whichever table; None: of none."""
+    """Return the kind of a device that its driver calls `name`, of whichever table; None: of
+    none."""
     beside = (*kinds_of_other_makers(), *more_kinds())
     return kind_of(name, total_bytes) or next(
         (kind for kind in beside if squeezed(name) == _first(kind)), None
@@ -114,7 +115,7 @@ def known_kind(name: str, total_bytes: int) -> DeviceKind | None:
 
 @functools.cache
 def more_kinds() -> tuple[DeviceKind, ...]:
-    """The GPUs of `more_gpus.csv`, without those that the table has."""
+    """Return the GPUs of `more_gpus.csv`, without those that the table has."""
     known = {name for kind in device_kinds() for name in _names(kind)}
     file = resources.files("autotune").joinpath("facts", _FILE)
     rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
@@ -133,7 +134,7 @@ def _first(kind: DeviceKind) -> str:
 
 
 def _names(kind: DeviceKind) -> Iterable[str]:
-    """All that a kind is called, squeezed; of a GeForce the number alone, too."""
+    """Return all that a kind is called, squeezed; of a GeForce the number alone, too."""
     names = [squeezed(name) for name in (kind.name, *kind.aliases, *kind.also_reported_as)]
     return (*names, *(re.sub("^(rtx|gtx)", "", name) for name in names if "GeForce" in kind.name))
 

@@ -37,7 +37,7 @@ class KnownModel:
         return self.hub_id.rpartition("/")[2].lower()
 
     def write(self, folder: Path) -> Path:
-        """A model folder with its config, without weights and tokenizer."""
+        """Return a model folder with its config, without weights and tokenizer."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config, indent=1), encoding="utf-8")
         return folder
@@ -45,7 +45,7 @@ class KnownModel:
 
 @functools.cache
 def known_models() -> tuple[KnownModel, ...]:
-    """All of them."""
+    """Return all of them."""
     # Imported here: PyYAML costs the commands that need no table.
     from autotune.job.yaml_file import parse_yaml
 
@@ -63,13 +63,14 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def known_model(name: str) -> KnownModel | None:
-    """The model of a hub id or of its last part, in upper or lower case; None: it is not known."""
+    """Return the model of a hub id or of its last part, in upper or lower case; None: it is not
+    known."""
     lower = name.lower()
     return next((m for m in known_models() if lower in (m.name, m.hub_id.lower())), None)
 
 
 def nearest_model(name: str) -> str | None:
-    """A hint that names the known model that is spelled most like `name`; None: none is."""
+    """Return a hint that names the known model that is spelled most like `name`; None: none is."""
     if "/" in name:
         return nearest(name, {model.hub_id for model in known_models()})
     return nearest(name.lower(), {model.name for model in known_models()})

@@ -60,7 +60,7 @@ class LaunchFields:
 
 @functools.cache
 def launch_fields() -> LaunchFields:
-    """What the installed versions declare."""
+    """Return what the installed versions declare."""
     accelerate = {n: f for source in ACCELERATE for n, f in _declared("accelerate", *source)}
     older = {name: DeclaredField("Any") for name in RENAMED_BY_ACCELERATE if accelerate}
     sections = {name: dict(_declared("deepspeed", *source)) for name, source in DEEPSPEED.items()}
@@ -72,7 +72,7 @@ def launch_fields() -> LaunchFields:
 
 
 def _values(package: str, file: str, name: str) -> tuple[str, ...]:
-    """The values of an enumeration."""
+    """Return the values of an enumeration."""
     return tuple(
         str(statement.value.value)
         for statement in _body(package, file, name)

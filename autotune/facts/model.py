@@ -57,7 +57,7 @@ class ModelFacts:
 
 
 def model_from_plain(data: dict[str, Any]) -> ModelFacts:
-    """The facts that JSON data hold: its lists are tuples again."""
+    """Return the facts that JSON data hold: its lists are tuples again."""
     lists = {"attention_modules": tuple(data["attention_modules"])}
     return ModelFacts(**{**data, **lists})
 
@@ -124,8 +124,8 @@ def survey_model(
 
 
 def _cache_bytes(text: Any) -> int | None:
-    """What a token takes in a cache that holds it in every layer. Known error: windows, and layers
-    without attention, are taken to hold all."""
+    """Return what a token takes in a cache that holds it in every layer. Known error: windows, and
+    layers without attention, are taken to hold all."""
     heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
     layers = getattr(text, "num_hidden_layers", None)
     if not (heads and hidden and layers):
@@ -135,7 +135,7 @@ def _cache_bytes(text: Any) -> int | None:
 
 
 def model_config(path: str, method: str, **kinds: Any) -> Any:
-    """The model's configuration, as the method's trainer has it."""
+    """Return the model's configuration, as the method's trainer has it."""
     import transformers
 
     if METHODS[method].classifier:
@@ -163,7 +163,7 @@ def check_labels(path: str, **kinds: Any) -> None:
 
 
 def build_on_meta(config: Any, method: str) -> Any:
-    """The model without storage."""
+    """Return the model without storage."""
     import torch
 
     with torch.device("meta"):
@@ -171,8 +171,8 @@ def build_on_meta(config: Any, method: str) -> Any:
 
 
 def model_class(config: Any, method: str) -> Any:
-    """The class TRL would build: for a reward the sequence classifier of the config's type; else
-    the config's own architecture, or else the causal LM of its type.
+    """Return the class TRL would build: for a reward the sequence classifier of the config's type;
+    else the config's own architecture, or else the causal LM of its type.
 
     Raises:
         ValueError: transformers has no such class for this type of model.

@@ -45,7 +45,7 @@ KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_
 
 
 def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
-    """What a config.json holds, and all that is wrong with it.
+    """Return what a config.json holds, and all that is wrong with it.
 
     Args:
         file: what a message calls it.
@@ -68,7 +68,7 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
-    """All that is wrong with a config, sections for texts among it."""
+    """Yield all that is wrong with a config, sections for texts among it."""
     kind = data.get("model_type")
     if not isinstance(kind, str) or not kind:
         what = "`model_type` is missing" if not kind else "`model_type` must be a word"

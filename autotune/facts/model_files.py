@@ -76,7 +76,7 @@ def _check_files(folder: Path, config: str = "config.json") -> None:
 
 
 def _no_answer(name: str, error: OSError) -> UserError:
-    """The hub does not have a model, or does not answer."""
+    """Return the hub does not have a model, or does not answer."""
     reason = str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__]
     steps = "download it on a machine with a network and name its folder"
     if known_model(name) is not None:
@@ -87,7 +87,8 @@ def _no_answer(name: str, error: OSError) -> UserError:
 
 
 def _folder_of_config(config: Path, folder: Path) -> Path:
-    """A model folder of ours around a bare config: the config, and the tokenizer beside it if any.
+    """Return a model folder of ours around a bare config: the config, and the tokenizer beside it
+    if any.
 
     Random weights may be saved into it later, so that the bundle can be launched.
     """
@@ -157,7 +158,7 @@ def _hub_weights_cached(name: str, revision: str | None) -> bool:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """What this machine has of a model of the hub."""
+    """Return what this machine has of a model of the hub."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -167,5 +168,5 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a model's folder has weights, of whatever format."""
+    """True if a model's folder has weights, of whatever format."""
     return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)

@@ -27,7 +27,8 @@ def quantised_layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unquantised_weights(model: Any) -> dict[str, int]:
-    """How many weights stay as they are, by the last two parts of their names, most first."""
+    """Return how many weights stay as they are, by the last two parts of their names, most
+    first."""
     packed = {id(layer.weight) for _, layer in quantised_layers(model)}
     sizes: Counter[str] = Counter()
     for name, parameter in model.named_parameters():

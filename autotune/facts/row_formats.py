@@ -19,44 +19,47 @@ class RowKind(ABC):
 
     @abstractmethod
     def lengths(self, row: Row) -> list[int]:
-        """Tokens of each sequence, before truncation."""
+        """Return tokens of each sequence, before truncation."""
 
     @abstractmethod
     def first_label(self, row: Row) -> int:
-        """Tokens of a sequence before the first one that counts in the loss."""
+        """Return tokens of a sequence before the first one that counts in the loss."""
 
     @abstractmethod
     def labelled(self, row: Row, cut_to: int | None) -> int:
-        """Tokens of all sequences that count in the loss, after truncation."""
+        """Return tokens of all sequences that count in the loss, after truncation."""
 
     @abstractmethod
     def usable(
         self, lengths: Sequence[int], first_label: int, cut_to: int | None, keep_end: bool
     ) -> bool:
-        """Whether the trainer keeps such a row."""
+        """True if the trainer keeps such a row."""
 
     @abstractmethod
     def cut(self, row: Row, cut_to: int | None, keep_end: bool) -> Row:
-        """The row as the trainer's data set has it; some are cut by the collator only."""
+        """Return the row as the trainer's data set has it; some are cut by the collator only."""
 
     @abstractmethod
     def lengthened(self, row: Row, length: int) -> Row:
-        """The row with all its sequences at least so long: as long as an unseen one can be."""
+        """Return the row with all its sequences at least so long: as long as an unseen one can
+        be."""
 
     @abstractmethod
     def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
-        """Rows whose sequences have these lengths, of which that share counts in the loss."""
+        """Return rows whose sequences have these lengths, of which that share counts in the
+        loss."""
 
 
 def repeated(tokens: list[int], length: int) -> list[int]:
-    """The tokens again and again, up to `length`; as they are where they are longer."""
+    """Return the tokens again and again, up to `length`; as they are where they are longer."""
     if len(tokens) >= length:
         return tokens
     return (tokens * -(-length // max(len(tokens), 1)))[:length]
 
 
 def turned_by_one(completions: list[list[int]]) -> list[list[int]]:
-    """The completions in the order in which KTO puts them behind prompts that are not theirs."""
+    """Return the completions in the order in which KTO puts them behind prompts that are not
+    theirs."""
     return [completions[-1], *completions[:-1]]
 
 
@@ -212,8 +215,9 @@ class LabelledRows(RowKind):
         return {**row, "completion_ids": completion}
 
     def of_lengths(self, lengths: Sequence[int], labelled: float) -> list[Row]:
-        """Rows none of which is wanted: the trainer copies the logits of the wanted ones and of the
-        others for its log, one after the other, which takes most where all are of one kind."""
+        """Return rows none of which is wanted: the trainer copies the logits of the wanted ones and
+        of the others for its log, one after the other, which takes most where all are of one
+        kind."""
         rows = []
         for length in lengths:
             completion = max(round(length * labelled), 1)
@@ -256,7 +260,7 @@ class PromptRows(RowKind):
 
 
 def _pairs(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """The sequences two by two, as collators lay them: all the chosen ones first."""
+    """Return the sequences two by two, as collators lay them: all the chosen ones first."""
     half = len(lengths) // 2
     if len(lengths) % 2:
         raise ValueError(f"{len(lengths)} sequences cannot be paired")

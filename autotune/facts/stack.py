@@ -82,7 +82,7 @@ class StackFacts:
 
 
 def installed(method: str = SFT.name) -> StackFacts:
-    """The stack as it is installed, with the fields of a method."""
+    """Return the stack as it is installed, with the fields of a method."""
     return StackFacts(
         python=platform.python_version(),
         versions={name: version(name) for name in LIBRARIES},
@@ -98,7 +98,7 @@ def absent() -> tuple[str, ...]:
 
 
 def version(library: str) -> str | None:
-    """The installed version; None where it is not installed."""
+    """Return the installed version; None where it is not installed."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
@@ -106,18 +106,18 @@ def version(library: str) -> str | None:
 
 
 def module_found(module: str) -> bool:
-    """Whether a module is installed; it is not imported."""
+    """True if a module is installed; it is not imported."""
     return importlib.util.find_spec(module) is not None
 
 
 @functools.cache
 def fused_head() -> bool:
-    """Whether TRL's SFTTrainer gives its model a fused LM head (from 1.15 on)."""
+    """True if TRL's SFTTrainer gives its model a fused LM head (from 1.15 on)."""
     return "add_fused_lm_head(" in source_of("trl", "trainer/sft_trainer.py")
 
 
 def source_of(package: str, file: str) -> str:
-    """A file's text; empty where there is none."""
+    """Return a file's text; empty where there is none."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return ""
@@ -127,7 +127,8 @@ def source_of(package: str, file: str) -> str:
 
 @functools.cache
 def training_fields(method: str = SFT.name) -> frozenset[str]:
-    """The fields of a method's training arguments and of ModelConfig in the installed versions."""
+    """Return the fields of a method's training arguments and of ModelConfig in the installed
+    versions."""
     method_source = ("trl", METHODS[method].source, METHODS[method].config)
     shared_sources = [
         (package, *source) for package, sources in _CONFIG_SOURCES.items() for source in sources
@@ -141,7 +142,7 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
 
 
 def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
-    """The fields of a class, each with its type as its source has it."""
+    """Return the fields of a class, each with its type as its source has it."""
     return {
         statement.target.id: ast.unparse(statement.annotation)
         for statement in _annotated(package, file, class_name)
@@ -161,14 +162,14 @@ def _annotated(package: str, file: str, class_name: str) -> list[ast.AnnAssign]:
 
 @functools.cache
 def transformers_fields() -> frozenset[str]:
-    """The fields of transformers' own TrainingArguments."""
+    """Return the fields of transformers' own TrainingArguments."""
     return frozenset(_fields_of("transformers", "training_args.py", "TrainingArguments"))
 
 
 @functools.cache
 def field_types(method: str | None = None) -> Mapping[str, str]:
-    """What a file of the trainer may hold: field -> its type, as the installed versions write it
-    (`int | None`); without a method the fields that all share."""
+    """Return what a file of the trainer may hold: field -> its type, as the installed versions
+    write it (`int | None`); without a method the fields that all share."""
     shared_sources = [
         (package, *file) for package, files in _CONFIG_SOURCES.items() for file in files
     ]
@@ -188,8 +189,8 @@ def field_types(method: str | None = None) -> Mapping[str, str]:
 
 @functools.cache
 def field_defaults(method: str) -> Mapping[str, Any]:
-    """What fields of a method's training arguments and of ModelConfig are where nobody sets them:
-    those whose source says it in a plain value."""
+    """Return what fields of a method's training arguments and of ModelConfig are where nobody sets
+    them: those whose source says it in a plain value."""
     sources = [(package, *file) for package, files in _CONFIG_SOURCES.items() for file in files]
     sources.append(("trl", METHODS[method].source, METHODS[method].config))
     defaults: dict[str, Any] = {}
@@ -201,7 +202,7 @@ def field_defaults(method: str) -> Mapping[str, Any]:
 
 
 def _values_of(package: str, file: str, class_name: str) -> dict[str, ast.expr]:
-    """The fields of a class, each with its default as its source has it."""
+    """Return the fields of a class, each with its default as its source has it."""
     found = {}
     for statement in _annotated(package, file, class_name):
         value = statement.value
@@ -213,7 +214,7 @@ def _values_of(package: str, file: str, class_name: str) -> dict[str, ast.expr]:
 
 
 def missing(method: str) -> str | None:
-    """Why the installed TRL cannot train by a method; None: it can."""
+    """Return why the installed TRL cannot train by a method; None: it can."""
     if not module_found("trl"):
         return "TRL is not installed"
     if source_of("trl", METHODS[method].source):
@@ -222,12 +223,12 @@ def missing(method: str) -> str | None:
 
 
 def field_name(name: str, fields: frozenset[str]) -> str:
-    """What a version with these fields prefers to call the field `name`."""
+    """Return what a version with these fields prefers to call the field `name`."""
     newer = RENAMED.get(name)
     return newer if newer is not None and newer in fields else name
 
 
 def canonical_name(name: str) -> str:
-    """The name of the knob that a field, old or new, belongs to."""
+    """Return the name of the knob that a field, old or new, belongs to."""
     older = {new: old for old, new in RENAMED.items()}
     return older.get(name, name)

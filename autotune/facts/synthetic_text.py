@@ -14,8 +14,8 @@ PROMPT_SHARE = 0.5
 
 
 def pairs_of_lengths(lengths: Sequence[tuple[int, int]], tokenizer: Any) -> list[dict[str, str]]:
-    """Rows of `prompt`, `chosen` and `rejected` whose sequences, with the end-of-sequence token
-    that TRL adds, have these (chosen, rejected) lengths.
+    """Return rows of `prompt`, `chosen` and `rejected` whose sequences, with the end-of-sequence
+    token that TRL adds, have these (chosen, rejected) lengths.
 
     Raises:
         ValueError: no word is known that this tokenizer makes one token of.
@@ -34,7 +34,7 @@ def pairs_of_lengths(lengths: Sequence[tuple[int, int]], tokenizer: Any) -> list
 
 
 def labelled_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
-    """Rows of `prompt`, `completion` and `label` of these lengths, every second one wanted.
+    """Return rows of `prompt`, `completion` and `label` of these lengths, every second one wanted.
 
     Raises:
         ValueError: as above.
@@ -47,7 +47,7 @@ def labelled_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str
 
 
 def prompts_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str, str]]:
-    """Rows of `prompt` of these lengths.
+    """Return rows of `prompt` of these lengths.
 
     Raises:
         ValueError: as above.
@@ -59,8 +59,8 @@ def prompts_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str,
 def tokens_of_texts(
     method: str, texts: Sequence[dict[str, Any]], tokenizer: Any
 ) -> dict[str, list[Any]]:
-    """The columns that the method's trainer makes of such rows: with the right numbers of tokens,
-    the tokens themselves as they come.
+    """Return the columns that the method's trainer makes of such rows: with the right numbers of
+    tokens, the tokens themselves as they come.
 
     Raises:
         ValueError: as above.

@@ -27,7 +27,7 @@ _TURNS = ("messages", "conversations", "prompt", "completion", "chosen", "reject
 
 
 def tokenize(method: str, raw: Any, tokenizer: Any, training: dict[str, Any], scratch: Path) -> Any:
-    """Rows of the method's columns, untruncated, as its trainer itself prepares them."""
+    """Return rows of the method's columns, untruncated, as its trainer itself prepares them."""
     import trl
 
     if METHODS[method].online:
@@ -70,7 +70,7 @@ def _prompt_ids(rows: Any, tokenizer: Any, training: dict[str, Any]) -> dict[str
 
 
 def as_trained(method: str, raw: Any) -> Any:
-    """The rows one for one as the trainer has them: KTO makes two of each pair."""
+    """Return the rows one for one as the trainer has them: KTO makes two of each pair."""
     from trl import extract_prompt, unpair_preference_dataset
 
     if method != "kto" or not {"chosen", "rejected"} <= set(raw.column_names):
@@ -98,7 +98,8 @@ def _tiny(method: str, vocabulary: int) -> Any:
 
 
 def described(method: str, rows: Any) -> Any:
-    """The rows with `lengths`, of their sequences, and `first_label` (see `row_formats.py`)."""
+    """Return the rows with `lengths`, of their sequences, and `first_label` (see
+    `row_formats.py`)."""
     kind = ROW_KINDS[method]
     descriptions = [(kind.lengths(row), kind.first_label(row)) for row in rows]
     rows = rows.add_column("lengths", [lengths for lengths, _ in descriptions])
@@ -180,7 +181,7 @@ def _what_is_missing(method: str, columns: list[str], text_field: str) -> str:
 
 
 def form(method: str, columns: set[str]) -> str:
-    """What the rows are, in TRL's words."""
+    """Return what the rows are, in TRL's words."""
     if method == "kto":
         return "unpaired preference"
     if METHODS[method].online:

@@ -36,7 +36,7 @@ class Strict(BaseModel):
 
 
 def as_bytes(value: object) -> int | None:
-    """A size: a text such as `20GiB`, or a whole number, as bytes."""
+    """Return a size: a text such as `20GiB`, or a whole number, as bytes."""
     if value is None:
         return None
     if not isinstance(value, str | int):
@@ -53,7 +53,7 @@ def as_bytes(value: object) -> int | None:
 
 
 def as_duration(value: object) -> float | None:
-    """A duration: a text such as `30m`, as seconds."""
+    """Return a duration: a text such as `30m`, as seconds."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -65,7 +65,7 @@ def as_duration(value: object) -> float | None:
 
 
 def as_batch(value: object) -> int | str:
-    """A global batch: rows, or `N tokens`."""
+    """Return a global batch: rows, or `N tokens`."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"must be a whole number of sequences, or `N tokens`, but got {value!r}")
     if isinstance(value, int):

@@ -250,7 +250,7 @@ class Job(Strict):
         return recipe
 
     def with_batch(self, batch: object) -> Self:
-        """The job with another global batch."""
+        """Return the job with another global batch."""
         return self.model_copy(update={"global_batch_size": batch})
 
     @property
@@ -289,5 +289,5 @@ class Job(Strict):
         return ()
 
     def plain(self) -> dict[str, Any]:
-        """The job as plain YAML/JSON data, every field present."""
+        """Return the job as plain YAML/JSON data, every field present."""
         return self.model_dump(mode="json")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def resolve_path(text: str, base: Path) -> str:
-    """A path relative to the job file's folder, as an absolute one where it exists or must be one.
+    """Return a path relative to the job file's folder, as an absolute one where it exists or must
+    be one.
 
     A name that exists below `base` is a path; so is anything that starts like one. The rest is
     left as it is: a hub id.
@@ -24,7 +25,7 @@ def absolute_path(text: str, base: Path) -> str:
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file; a name that no file can have is no error."""
+    """True if there is such a file; a name that no file can have is no error."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):

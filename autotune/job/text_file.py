@@ -9,7 +9,7 @@ MOST_BYTES = 2**20
 
 
 def text_of(path: Path, kind: str, most_bytes: int = MOST_BYTES, *, hint: str | None = None) -> str:
-    """What a text file holds; of a pipe, which might never end, nothing is read.
+    """Return what a text file holds; of a pipe, which might never end, nothing is read.
 
     Args:
         kind: what the file should be, such as `job file`.
@@ -43,7 +43,7 @@ def text_of(path: Path, kind: str, most_bytes: int = MOST_BYTES, *, hint: str | 
 
 
 def is_readable(path: Path, most_bytes: int) -> bool:
-    """Whether a file is a regular one of at most that size."""
+    """True if a file is a regular one of at most that size."""
     try:
         return path.is_file() and path.stat().st_size <= most_bytes
     except (OSError, ValueError):
@@ -51,7 +51,7 @@ def is_readable(path: Path, most_bytes: int) -> bool:
 
 
 def readable_text(path: Path, most_bytes: int) -> str | None:
-    """What a file of at most that size holds; None where there is no such regular file."""
+    """Return what a file of at most that size holds; None where there is no such regular file."""
     if not is_readable(path, most_bytes):
         return None
     try:

@@ -24,7 +24,7 @@ class _Loader(yaml.SafeLoader):
     _composed = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next node; not one too many, and no half of a character."""
+        """Return the next node; not one too many, and no half of a character."""
         self._composed += 1
         if self._composed > MOST_VALUES:
             raise yaml.composer.ComposerError(None, None, _TOO_MANY, self.get_mark())
@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """A whole number; not one that Python itself would refuse to print."""
+        """Return a whole number; not one that Python itself would refuse to print."""
         if len(node.value) > _MOST_DIGITS:
             what = f"a number of more than {_MOST_DIGITS} digits"
             raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
@@ -80,7 +80,7 @@ class _TableLoader(_Loader):
 
 
 def parse_scalar(text: str) -> Any:
-    """One value as it would be read in a file (for `--set name=value`)."""
+    """Return one value as it would be read in a file (for `--set name=value`)."""
     loader, node = _composed(text)
     return None if node is None else loader.construct_document(node)
 
@@ -95,7 +95,7 @@ def check_size(text: str) -> None:
 
 
 def _composed(text: str, kind: type[_Loader] = _Loader) -> tuple[_Loader, yaml.Node | None]:
-    """A text as YAML's nodes, and who makes values of them; not of too many."""
+    """Return a text as YAML's nodes, and who makes values of them; not of too many."""
     loader = kind(text)
     node = loader.get_single_node()
     if node is not None and _size(node, {}) > MOST_VALUES:
@@ -104,7 +104,8 @@ def _composed(text: str, kind: type[_Loader] = _Loader) -> tuple[_Loader, yaml.N
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Values in a node, with all that aliases stand for; without end where it contains itself."""
+    """Return values in a node, with all that aliases stand for; without end where it contains
+    itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts: list[yaml.Node] = []
@@ -119,7 +120,7 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
 def parse_yaml(
     text: str, name: str, *, shipped: bool = False
 ) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The mapping in `text` and the line of each of its entries (1-based).
+    """Return the mapping in `text` and the line of each of its entries (1-based).
 
     Args:
         shipped: whether it is one of our own tables.
@@ -189,7 +190,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _word(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Our reader takes `1e-4` for a number where PyYAML sees a word, so such a word is quoted."""
+    """Return our reader takes `1e-4` for a number where PyYAML sees a word, so such a word is
+    quoted."""
     try:
         number = isinstance(parse_scalar(text), int | float)
     except (yaml.YAMLError, ValueError):
@@ -201,7 +203,7 @@ _Dumper.add_representer(str, _word)
 
 
 def dump_flow(value: Any) -> str:
-    """A value as it is written within a line of YAML."""
+    """Return a value as it is written within a line of YAML."""
     text: str = yaml.dump(
         value,
         Dumper=_Dumper,
@@ -214,5 +216,5 @@ def dump_flow(value: Any) -> str:
 
 
 def to_yaml(data: dict[str, Any]) -> str:
-    """A mapping as YAML text, its order kept."""
+    """Return a mapping as YAML text, its order kept."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -23,7 +23,7 @@ GPUs nothing was measured."""
 
 
 def speed_error(estimate: Estimate, facts: Facts) -> float | None:
-    """How far the speed of an estimate may be off, as a share of it; None: nobody knows.
+    """Return how far the speed of an estimate may be off, as a share of it; None: nobody knows.
 
     Copies and exchange were never measured: they may be hidden altogether, or take twice as long.
     """
@@ -63,7 +63,7 @@ class Answer:
 
 
 def answer_of(folded: Sequence[Choice], job: Job, facts: Facts) -> Answer | None:
-    """The answer of a plan's choices, the best first; None: nothing fits."""
+    """Return the answer of a plan's choices, the best first; None: nothing fits."""
     if not folded or not folded[0].estimate.fits:
         return None
     first = folded[0]
@@ -79,8 +79,8 @@ def answer_of(folded: Sequence[Choice], job: Job, facts: Facts) -> Answer | None
 
 
 def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
-    """The fastest choice that is clearly faster, but not safe; else the fastest such candidate that
-    is folded into another's choice."""
+    """Return the fastest choice that is clearly faster, but not safe; else the fastest such
+    candidate that is folded into another's choice."""
     parts = [
         Choice(candidate=c.unsafe[0], estimate=c.unsafe[1], folded=1) for c in folded if c.unsafe
     ]
@@ -93,8 +93,9 @@ def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
 
 
 def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
-    """The candidate with weights in bfloat16; None where nobody left them in float32, and for
-    DeepSpeed, which computes with weights in the job's precision whatever they are loaded as."""
+    """Return the candidate with weights in bfloat16; None where nobody left them in float32, and
+    for DeepSpeed, which computes with weights in the job's precision whatever they are loaded
+    as."""
     names = {*job.fixed, *job.recipe, *job.training}
     if "dtype" in names or candidate.values.get("dtype") != "float32":
         return None
@@ -106,7 +107,8 @@ def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
 def training_s(
     job: Job, facts: Facts, candidate: Candidate, estimate: Estimate
 ) -> tuple[float | None, float | None]:
-    """Seconds of (an epoch, the whole job), without evaluation and saving; None: not known."""
+    """Return seconds of (an epoch, the whole job), without evaluation and saving; None: not
+    known."""
     if estimate.step_time_s is None or estimate.tokens_per_s is None:
         return None, None
     chosen = settings(job, facts, candidate)

@@ -43,7 +43,8 @@ _WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenize
 
 @functools.cache
 def code_version() -> str:
-    """The version, and a digest of the code that estimates follow from: other code, other plans."""
+    """Return the version, and a digest of the code that estimates follow from: other code, other
+    plans."""
     return f"{__version__}+{_digest('estimate', 'training', 'facts', 'space')}"
 
 
@@ -83,8 +84,8 @@ class PlanCache:
         return self.path / "traces"
 
     def key(self, job: Job, definition: SpaceDefinition, device: str | None) -> str | None:
-        """What a plan depends on; None where that cannot be told (a hub's files, a device that is
-        here).
+        """Return what a plan depends on; None where that cannot be told (a hub's files, a device
+        that is here).
 
         A device of this machine is looked at each time: its free memory is never remembered.
         """
@@ -106,7 +107,7 @@ class PlanCache:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
-        """A plan that was made before; None where there is none that can be read."""
+        """Return a plan that was made before; None where there is none that can be read."""
         data: Any = read_json(self.path / "plans" / f"{key}.json")
         with contextlib.suppress(*NONSENSE):
             shared = [
@@ -131,7 +132,7 @@ class PlanCache:
             write_json(file, {"facts": facts.plain(), **_plain_replies(replies)})
 
     def ceilings(self, device: str) -> Ceilings | None:
-        """What was measured of a device of this machine."""
+        """Return what was measured of a device of this machine."""
         data: Any = read_json(self._ceilings_file(device))
         with contextlib.suppress(*NONSENSE):
             return Ceilings.from_plain(data)
@@ -145,7 +146,7 @@ class PlanCache:
             write_json(file, measured.plain())
 
     def _ceilings_file(self, device: str) -> Path:
-        """One for each device, number of cores and torch: these decide its rates."""
+        """Return one for each device, number of cores and torch: these decide its rates."""
         torch = stack.installed().versions.get("torch")
         identity = (SCHEMA, device, cores(), torch)
         name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
@@ -173,7 +174,7 @@ def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
 
 
 def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
-    """The reply that JSON data hold."""
+    """Return the reply that JSON data hold."""
     return _reply(data, {n: _shapes(data.get(n, [])) for n in ("shapes", "copied_shapes")})
 
 
@@ -187,8 +188,8 @@ def _shapes(plain: Sequence[Any]) -> list[ShapeWork]:
 
 
 def _model(job: Job) -> list[str] | None:
-    """What a model's files say; a built-in shape, where no tokenizer is needed; None: a hub's, or
-    files that are not read (pipes, or too large)."""
+    """Return what a model's files say; a built-in shape, where no tokenizer is needed; None: a
+    hub's, or files that are not read (pipes, or too large)."""
     if Path(job.model).exists():
         return _contents(Path(job.model))
     known = known_model(job.model) if isinstance(job.dataset, NoData) else None
@@ -196,7 +197,7 @@ def _model(job: Job) -> list[str] | None:
 
 
 def _contents(model: Path) -> list[str] | None:
-    """The texts that say what a model is (its weights do not matter); None: not read."""
+    """Return the texts that say what a model is (its weights do not matter); None: not read."""
     is_file = model.is_file()  # the tokenizer may lie beside it
     folder = model.parent if is_file else model
     files = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -208,7 +209,7 @@ def _contents(model: Path) -> list[str] | None:
 
 
 def _listing(job: Job) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of each file of the data."""
+    """Yield name, size and time of each file of the data."""
     if isinstance(job.dataset, NoData):
         return
     root = Path(job.dataset)

@@ -41,7 +41,8 @@ def estimates_of(
     ceilings: Ceilings | None = None,
     speeds: Speeds | None = None,
 ) -> dict[str, Estimate]:
-    """The estimate of each candidate, by its key: by trace, or by formula where there is none.
+    """Return the estimate of each candidate, by its key: by trace, or by formula where there is
+    none.
 
     Args:
         limit: bytes a process may take on the device.
@@ -70,7 +71,8 @@ class _Answer:
 
 
 def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
-    """Memory of a process, then its speed, then what processes take of links, server and host."""
+    """Return memory of a process, then its speed, then what processes take of links, server and
+    host."""
     estimate = _of_process(answer, member, limit)
     estimate = _with_speed(estimate, answer, member)
     estimate = with_emptied_cache(estimate, member.settings)
@@ -81,7 +83,7 @@ def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
 
 
 def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
-    """What one process takes on its device: from the member's point, or by formula."""
+    """Return what one process takes on its device: from the member's point, or by formula."""
     reply, settings = answer.reply, member.settings
     device, devices = settings.facts.device, settings.job.devices.total
     residual = prior_residual(device, reply.process_bytes, devices)
@@ -97,7 +99,7 @@ def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
 
 
 def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
-    """An estimate with the speed of each of several processes.
+    """Return an estimate with the speed of each of several processes.
 
     The rates of a CPU are those of all its cores, which its processes share; what it takes to
     dispatch, each does beside the others.
@@ -124,14 +126,15 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
 
 
 def with_emptied_cache(estimate: Estimate, settings: Settings) -> Estimate:
-    """An estimate that says where the time to give back the allocator's cache is not in it."""
+    """Return an estimate that says where the time to give back the allocator's cache is not in
+    it."""
     if not settings.config.get("torch_empty_cache_steps"):
         return estimate
     return without_cost(estimate, "emptying the cache")
 
 
 def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
-    """An estimate with what all processes take of the host."""
+    """Return an estimate with what all processes take of the host."""
     reply, settings = answer.reply, member.settings
     engine = engine_is_traced(settings.job.method, settings.sharding.distributed_type)
     traced = engine and reply.problem is None and not reply.by_formula
@@ -144,8 +147,8 @@ def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
 
 
 def formulas_of(settings: Settings, *, by_formula: bool = False) -> tuple[str, ...]:
-    """What of a way to spread a training is not traced, by the names of its fields: of methods that
-    generate, and of others where the reply says so."""
+    """Return what of a way to spread a training is not traced, by the names of its fields: of
+    methods that generate, and of others where the reply says so."""
     sharding, kind = settings.sharding, settings.sharding.distributed_type
     traced = engine_is_traced(settings.job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
@@ -155,7 +158,7 @@ def formulas_of(settings: Settings, *, by_formula: bool = False) -> tuple[str, .
 
 
 def reference_logps(settings: Settings) -> float:
-    """What is computed once before the training, as a share of the training's time.
+    """Return what is computed once before the training, as a share of the training's time.
 
     The forward passes of a reference over the data, as a part of those of a micro-step: a third
     for DPO (a quarter with checkpointing), a half for KTO, which has two. Known error: it counts
@@ -173,7 +176,7 @@ def reference_logps(settings: Settings) -> float:
 
 
 def by_formula(settings: Settings, residual: Residual, limit: int, reason: str) -> Estimate:
-    """The estimate of a candidate that could not be traced, for `reason`."""
+    """Return the estimate of a candidate that could not be traced, for `reason`."""
     # The knobs by their own names: this version of the stack may call a field something else.
     job, facts, candidate = settings.job, settings.facts, settings.candidate
     config = {**settings.config, **candidate.values}

@@ -32,7 +32,7 @@ def ceilings_of(
     *,
     worth_measuring: bool = True,
 ) -> Ceilings | None:
-    """The ceilings of the device: tabled for one that is not here, else measured once.
+    """Return the ceilings of the device: tabled for one that is not here, else measured once.
 
     Args:
         folder: for the files of the measurement.

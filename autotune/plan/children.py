@@ -94,7 +94,7 @@ def traced_in_children(
 def _in_child(
     task: VariantTask, server: ChildServer, path: Path, count: TaskCount, stopped: threading.Event
 ) -> EstimateReply:
-    """The reply to a task; once more where somebody else ended it, unless the user did."""
+    """Return the reply to a task; once more where somebody else ended it, unless the user did."""
     folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
@@ -122,5 +122,6 @@ def _last_words(folder: ChildFolder) -> str:
 
 
 def untraced(problem: str) -> EstimateReply:
-    """The reply of a variant that cannot be traced: what is on it is estimated by formula."""
+    """Return the reply of a variant that cannot be traced: what is on it is estimated by
+    formula."""
     return EstimateReply(process_bytes=0, problem=problem)

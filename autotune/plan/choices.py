@@ -46,17 +46,17 @@ class Choice:
 
     @property
     def safe(self) -> bool:
-        """Whether its candidate hardly ever runs out of memory."""
+        """True if its candidate hardly ever runs out of memory."""
         return is_safe(self.estimate)
 
 
 def is_safe(estimate: Estimate) -> bool:
-    """Whether a candidate fits, and hardly ever runs out of memory, the host's among it."""
+    """True if a candidate fits, and hardly ever runs out of memory, the host's among it."""
     return estimate.fits and max(estimate.p_oom, estimate.p_host_oom or 0.0) <= SAFE
 
 
 def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, float, int]:
-    """What sorts estimates: the safe first, then what fits; the fastest, then the leanest.
+    """Return what sorts estimates: the safe first, then what fits; the fastest, then the leanest.
 
     What is about as fast comes before something of which a cost is not known, and before what keeps
     a part of the training on the host, too.
@@ -71,8 +71,8 @@ def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, fl
 
 
 def leanness(pair: tuple[Candidate, Estimate]) -> tuple[bool, int, tuple[Any, ...]]:
-    """What sorts candidates by the memory they take, bounds last; where estimates are the same, by
-    what they should take."""
+    """Return what sorts candidates by the memory they take, bounds last; where estimates are the
+    same, by what they should take."""
     candidate, estimate = pair
     return estimate.at_least, estimate.peak_memory_bytes, expected_leanness(candidate)
 
@@ -80,7 +80,7 @@ def leanness(pair: tuple[Candidate, Estimate]) -> tuple[bool, int, tuple[Any, ..
 def choices(
     space: SearchSpace, pairs: Iterable[tuple[Candidate, Estimate]], devices: int
 ) -> list[Choice]:
-    """The choices among some candidates, the best first.
+    """Return the choices among some candidates, the best first.
 
     Args:
         pairs: the candidates with their estimates.
@@ -101,7 +101,7 @@ def choices(
 
 
 def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[str, ...]:
-    """What a person tells candidates apart by: those of one key are one choice."""
+    """Return what a person tells candidates apart by: those of one key are one choice."""
     names = [*_ALWAYS, *_OF_VLLM]
     names += [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
     return (
@@ -111,9 +111,9 @@ def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[
 
 
 def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:
-    """The choice of a group. Of those that are as fast, one whose costs are all known; then one
-    that was traced as it is; then one with
-    the fewest settings that are not the stack's own; then the leanest."""
+    """Return the choice of a group. Of those that are as fast, one whose costs are all known; then
+    one that was traced as it is; then one with the fewest settings that are not the stack's own;
+    then the leanest."""
 
     def simplicity(pair: tuple[Candidate, Estimate]) -> tuple[bool, bool, int, int]:
         candidate, estimate = pair
@@ -137,7 +137,7 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
 
 
 def shortened(folded: Sequence[Choice], most: int, devices: int) -> list[Choice]:
-    """The best choices, at most so many, the best of each sharding among them."""
+    """Return the best choices, at most so many, the best of each sharding among them."""
     firsts: dict[str, Choice] = {}
     for choice in folded:
         sharding = engine_name(sharding_of(choice.candidate.values, devices))
@@ -149,6 +149,6 @@ def shortened(folded: Sequence[Choice], most: int, devices: int) -> list[Choice]
 
 
 def differing(candidate: Candidate, default: Candidate, space: SearchSpace) -> dict[str, KnobValue]:
-    """The free knobs in which a candidate is not what the stack does when nobody chooses."""
+    """Return the free knobs in which a candidate is not what the stack does when nobody chooses."""
     free = {knob.name for knob in space.free_knobs}
     return {name: value for name, value in candidate.differences(default).items() if name in free}

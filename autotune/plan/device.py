@@ -14,7 +14,8 @@ from autotune.process.server import ChildServer
 
 
 def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
-    """The job as it can be surveyed here, and the kind of device to put in place of this one.
+    """Return the job as it can be surveyed here, and the kind of device to put in place of this
+    one.
 
     Raises:
         UserError: no such kind.
@@ -30,7 +31,8 @@ def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
 def planned_facts(
     job: Job, run: RunFolder, server: ChildServer, kind: DeviceKind | None, *, assume: bool = True
 ) -> Facts:
-    """What a plan starts from: the survey, in which a model's shape is enough, for such a device.
+    """Return what a plan starts from: the survey, in which a model's shape is enough, for such a
+    device.
 
     Args:
         assume: whether every package is taken to be on its machine, installed here or not.
@@ -42,7 +44,7 @@ def planned_facts(
 
 
 def device_facts(facts: Facts, kind: DeviceKind | None, *, assume: bool = True) -> Facts:
-    """The facts with a device of `kind` in place of the one that is here.
+    """Return the facts with a device of `kind` in place of the one that is here.
 
     Args:
         assume: whether every package is taken to be on its machine, installed here or not.
@@ -59,7 +61,7 @@ def device_facts(facts: Facts, kind: DeviceKind | None, *, assume: bool = True) 
 
 
 def planned_limit(job: Job, facts: Facts) -> int:
-    """Bytes a process may take on the device of the facts, here or not."""
+    """Return bytes a process may take on the device of the facts, here or not."""
     if facts.device.driver is not None:
         return memory_limit(job, facts.device)
     # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
@@ -76,7 +78,7 @@ def planned_limit(job: Job, facts: Facts) -> int:
 
 
 def allocator_limit(job: Job, facts: Facts, limit: int) -> int:
-    """What the caching allocator may reserve where the process may take `limit`."""
+    """Return what the caching allocator may reserve where the process may take `limit`."""
     if facts.device.kind != "cuda":
         return limit
     return max(limit - round(prior_residual(facts.device, 0, job.devices.total).offset_bytes), 1)

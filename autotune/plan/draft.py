@@ -33,7 +33,7 @@ class Draft:
 def draft_of(
     space: SearchSpace, estimates: Mapping[str, Estimate], devices: int, *, by_formula: int
 ) -> Draft:
-    """The draft of a space of which these estimates are known, by key.
+    """Return the draft of a space of which these estimates are known, by key.
 
     Args:
         devices: how many the job has.
@@ -51,7 +51,7 @@ def draft_of(
 
 
 def with_candidate(draft: Draft, candidate: Candidate, estimate: Estimate, devices: int) -> Draft:
-    """The draft with a candidate that its space lacks."""
+    """Return the draft with a candidate that its space lacks."""
     space = dataclasses.replace(draft.space, candidates=(*draft.space.candidates, candidate))
     estimates = {**draft.estimates, candidate.key: estimate}
     return draft_of(space, estimates, devices, by_formula=draft.by_formula)

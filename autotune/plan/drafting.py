@@ -19,7 +19,7 @@ from autotune.space.memory_order import expected_leanness
 
 
 def drafted(space: SearchSpace, estimator: Estimator, *, whole: bool = False) -> Draft:
-    """What all traces come to; where the user stops them, what is known by then.
+    """Return what all traces come to; where the user stops them, what is known by then.
 
     Args:
         whole: whether every candidate is estimated, even if it cannot be the answer (`waves.py`).
@@ -54,7 +54,7 @@ class Drafting:
 
     @property
     def has_traced(self) -> bool:
-        """Whether anything is known that a trace told."""
+        """True if anything is known that a trace told."""
         return len(self._settled) > self._ruled_out or bool(self._known.replies)
 
     def trace(self) -> None:
@@ -71,7 +71,7 @@ class Drafting:
             self._estimate(wave)
 
     def draft(self) -> Draft:
-        """What is known by now."""
+        """Return what is known by now."""
         estimates, by_formula = dict(self._settled), self._by_formula
         for number, reply in self._known.replies.items():
             estimates |= self._estimates(number, reply)

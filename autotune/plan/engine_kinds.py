@@ -46,7 +46,7 @@ def likes_of(
 
 
 def with_work_of(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
-    """An engine's reply by formula with the work of one like it, which was traced."""
+    """Return an engine's reply by formula with the work of one like it, which was traced."""
     return dataclasses.replace(
         formula,
         shapes=traced.shapes,
@@ -62,8 +62,8 @@ def expectation(
     formulas: Mapping[int, EstimateReply],
     traced: EstimateReply,
 ) -> EstimateReply:
-    """What the trace of a task's like lets expect of it: the same work, and memory that is as far
-    from its formula.
+    """Return what the trace of a task's like lets expect of it: the same work, and memory that is
+    as far from its formula.
 
     Args:
         number: index of the task.
@@ -85,7 +85,7 @@ def expectation(
 
 
 def _moved(answer: PointReply, traced: PointReply, by_formula: PointReply) -> PointReply:
-    """An answer by formula, with what another one's trace found beyond its own formula."""
+    """Return an answer by formula, with what another one's trace found beyond its own formula."""
     if traced.at_least:
         return answer
     beyond = traced.peak_reserved_bytes - by_formula.peak_reserved_bytes

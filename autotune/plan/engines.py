@@ -70,7 +70,7 @@ def answered(
     progress: Progress,
     known: Known | None = None,
 ) -> list[EstimateReply]:
-    """The reply to each task.
+    """Return the reply to each task.
 
     Args:
         known: hears of the replies as they come.
@@ -184,7 +184,7 @@ class EngineEstimates:
     def _ranks(
         self, replies: Mapping[int, EstimateReply], likes: Mapping[int, int] | None = None
     ) -> dict[int, Rank]:
-        """How each task is expected to rank.
+        """Return how each task is expected to rank.
 
         Args:
             likes: of what is by formula, one like it that was traced.
@@ -205,7 +205,8 @@ class EngineEstimates:
         return ranks | {n: rank for n, (rank, _) in expectations.items()}
 
     def _gain(self, traced: Iterable[int]) -> float:
-        """How much faster engines are than by formula, at most; 1 where none fits or was traced."""
+        """Return how much faster engines are than by formula, at most; 1 where none fits or was
+        traced."""
         gains = [1.0]
         for number in traced:
             (none_fits, amount), member = self._ranked(self.replies, [number])[number]
@@ -230,7 +231,7 @@ class EngineEstimates:
         *,
         ruled_out: float = RULED_OUT,
     ) -> dict[int, tuple[Rank, Member]]:
-        """Each task's first candidate, and how that ranks."""
+        """Return each task's first candidate, and how that ranks."""
         subset = {number: representatives(self._tasks[number]) for number in numbers}
         estimates = self._estimates(list(subset.values()), [replies[n] for n in subset])
         ranked: dict[int, tuple[Rank, Member]] = {}
@@ -253,15 +254,15 @@ def _unheard(place: int, reply: EstimateReply) -> None:
 
 
 def with_all_layers(task: VariantTask, place: int, rank: int) -> VariantTask:
-    """The task of one point of a task, to be traced with all layers, as this process."""
+    """Return the task of one point of a task, to be traced with all layers, as this process."""
     request = task.request
     point = dataclasses.replace(request, points=[request.points[place]], all_layers=True, rank=rank)
     return dataclasses.replace(task, request=point, members=())
 
 
 def traced_or_not(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
-    """An engine's reply, its times on the curves of copies; by formula still, where it cannot be
-    traced."""
+    """Return an engine's reply, its times on the curves of copies; by formula still, where it
+    cannot be traced."""
     if traced.problem is not None and formula.problem is None:
         return dataclasses.replace(formula, engine_problem=traced.problem)
     return dataclasses.replace(traced, copied_shapes=formula.shapes)

@@ -61,7 +61,8 @@ class Estimator:
     _speeds: Speeds = field(default_factory=Speeds)
 
     def ruled_out(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
-        """The estimates of those candidates that cannot fit whatever a trace would say, by key."""
+        """Return the estimates of those candidates that cannot fit whatever a trace would say, by
+        key."""
         bounds: dict[str, Estimate] = {}
         for candidate in candidates:
             chosen = settings(self.job, self.facts, candidate)
@@ -71,7 +72,7 @@ class Estimator:
         return bounds
 
     def tasks(self, candidates: Sequence[Candidate]) -> list[VariantTask]:
-        """What has to be traced for the candidates: for those that are not ruled out."""
+        """Return what has to be traced for the candidates: for those that are not ruled out."""
         bounds = self.ruled_out(candidates)
         return variant_tasks(
             self.job,
@@ -86,7 +87,7 @@ class Estimator:
     def replies(
         self, tasks: Sequence[VariantTask], known: Known | None = None
     ) -> list[EstimateReply]:
-        """What the traces came to; `known` hears of each as it comes."""
+        """Return what the traces came to; `known` hears of each as it comes."""
         if not tasks:
             return []
         with contextlib.suppress(OSError):  # full or read-only: nothing is kept
@@ -105,18 +106,19 @@ class Estimator:
     def combined(
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]
     ) -> dict[str, Estimate]:
-        """The estimate of each candidate of the tasks, by its key."""
+        """Return the estimate of each candidate of the tasks, by its key."""
         return estimates_of(tasks, replies, self.limit, ceilings=self.ceilings, speeds=self._speeds)
 
     def estimates(self, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
-        """The estimate of each candidate, by its key."""
+        """Return the estimate of each candidate, by its key."""
         tasks = self.tasks(candidates)
         return self.combined(tasks, self.replies(tasks)) | self.ruled_out(candidates)
 
     def estimates_together(
         self, groups: Sequence[tuple[Self, Sequence[Candidate]]]
     ) -> list[dict[str, Estimate]]:
-        """The estimates of groups of candidates, by their keys, each with an estimator of its own.
+        """Return the estimates of groups of candidates, by their keys, each with an estimator of
+        its own.
 
         All traces are made beside each other. But where engines are to be traced, an effort is for
         the first ones of a group: then it is one group after the other.

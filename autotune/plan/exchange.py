@@ -35,7 +35,7 @@ NOT_MOVED = "the time to move and update what is offloaded is not counted"
 
 
 def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int:
-    """How many parameters of the policy have gradients; of adapters a rough count."""
+    """Return how many parameters of the policy have gradients; of adapters a rough count."""
     if job.tuning == "full":
         return facts.model.parameters
     hidden, layers = facts.model.hidden_size or 1024, facts.model.layers or 1
@@ -43,8 +43,8 @@ def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int
 
 
 def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
-    """An estimate with the time that several devices need for one another, or one to move what is
-    offloaded; where nothing is known of their links, with a note that it is not counted."""
+    """Return an estimate with the time that several devices need for one another, or one to move
+    what is offloaded; where nothing is known of their links, with a note that it is not counted."""
     count, sharding, nodes = settings.processes, settings.sharding, settings.job.devices.nodes
     if not sharding.in_group:
         return estimate
@@ -76,14 +76,14 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
 
 
 def without_cost(estimate: Estimate, cost: str) -> Estimate:
-    """An estimate that says of its speed that this cost is not in it."""
+    """Return an estimate that says of its speed that this cost is not in it."""
     if estimate.step_time_s is None:
         return estimate
     return dataclasses.replace(estimate, left_out=(*estimate.left_out, cost))
 
 
 def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:
-    """An estimate whose optimizer step takes so many seconds more, which nothing hides."""
+    """Return an estimate whose optimizer step takes so many seconds more, which nothing hides."""
     assert estimate.step_time_s is not None
     step, tokens, parts = estimate.step_time_s + seconds, estimate.tokens_per_s, estimate.time_parts
     if parts is not None:
@@ -105,18 +105,18 @@ def optimizer_steps(candidate: Candidate) -> int:
 
 
 def is_wide(config: Mapping[str, Any]) -> bool:
-    """Whether weights are in float32."""
+    """True if weights are in float32."""
     return bool(config.get("dtype", "float32") == "float32")
 
 
 def computed_bytes(config: Mapping[str, Any]) -> int:
-    """Bytes of a weight in the type that is computed in."""
+    """Return bytes of a weight in the type that is computed in."""
     half = bool(config.get("bf16") or config.get("fp16"))
     return 4 if is_wide(config) and not half else 2
 
 
 def exchanged(settings: Settings) -> Exchange:
-    """What is exchanged for a candidate."""
+    """Return what is exchanged for a candidate."""
     job, facts, config, sharding = settings.job, settings.facts, settings.config, settings.sharding
     wide, narrow = is_wide(config), computed_bytes(config)
     trained = trained_parameters(job, facts, config)
@@ -141,13 +141,13 @@ def exchanged(settings: Settings) -> Exchange:
 
 
 def links_of(facts: Facts) -> Interconnect | None:
-    """The links of the device; None: it is in no table."""
+    """Return the links of the device; None: it is in no table."""
     kind = known_kind(facts.device.name, facts.device.total_bytes)
     return None if kind is None else kind.interconnect
 
 
 def host_rate(facts: Facts) -> float:
-    """Bytes per second between a device and its host, in one direction."""
+    """Return bytes per second between a device and its host, in one direction."""
     links = links_of(facts)
     return (links and links.host_bytes_per_s) or UNKNOWN_LINK
 
@@ -164,13 +164,13 @@ def _still_gathered(settings: Settings) -> int:
 
 
 def _inside(links: Interconnect | None) -> float:
-    """Bytes per second from a device to the next one of its machine."""
+    """Return bytes per second from a device to the next one of its machine."""
     inside = links and (links.nvlink_bytes_per_s or links.pcie_bytes_per_s)
     return inside or UNKNOWN_LINK
 
 
 def _between_devices(links: Interconnect | None, job: Job, processes: int) -> float:
-    """Bytes per second that each device sends to the next one, in one direction.
+    """Return bytes per second that each device sends to the next one, in one direction.
 
     Over several machines as many rings are laid as a machine has network cards, each through
     another one (NCCL's channels), so that all of a machine's cards together are what its devices'
@@ -185,8 +185,8 @@ def _between_devices(links: Interconnect | None, job: Job, processes: int) -> fl
 
 
 def with_server(estimate: Estimate, settings: Settings) -> Estimate:
-    """An estimate of the devices that train, with what the server needs of its own: the candidate
-    fits where both do."""
+    """Return an estimate of the devices that train, with what the server needs of its own: the
+    candidate fits where both do."""
     needs = server_needs(settings.job, settings.facts, settings.candidate.values)
     if needs is None:
         return estimate

@@ -39,7 +39,7 @@ def with_host(
     process_bytes: int,
     traced_bytes: int | None,
 ) -> Estimate:
-    """An estimate with what it takes of the host; `fits` only where the host has that, too.
+    """Return an estimate with what it takes of the host; `fits` only where the host has that, too.
 
     Args:
         process_bytes: what a process with the training stack holds before any model.
@@ -73,7 +73,7 @@ def with_host(
 
 
 def loaded_on_host(settings: Settings) -> int:
-    """Bytes of the models that one process of a machine divides among all.
+    """Return bytes of the models that one process of a machine divides among all.
 
     Source: accelerate 1.15, `cpu_ram_efficient_loading`, which emitted files ask for. Measured of
     ranks on a virtual GPU (`benchmarks/virtual_gpu/results_ranks.md`).
@@ -85,7 +85,7 @@ def loaded_on_host(settings: Settings) -> int:
 
 
 def kept_on_host(settings: Settings, traced_bytes: int | None) -> int:
-    """Bytes that offloading keeps on the host for one process."""
+    """Return bytes that offloading keeps on the host for one process."""
     sharding, model = settings.sharding, settings.facts.model
     if not sharding.offloads:
         return 0

@@ -22,7 +22,7 @@ LOWER_BOUND = "lower bound"
 
 
 def ruled_out(settings: Settings, limit: int) -> Estimate | None:
-    """The estimate of a candidate that cannot fit, whatever a trace would say; None: it may.
+    """Return the estimate of a candidate that cannot fit, whatever a trace would say; None: it may.
 
     Args:
         limit: bytes a process may take on the device.
@@ -50,12 +50,13 @@ def ruled_out(settings: Settings, limit: int) -> Estimate | None:
 
 
 def least_bytes(settings: Settings) -> int:
-    """Bytes of weights, gradients and optimizer states on the device of one process, at least."""
+    """Return bytes of weights, gradients and optimizer states on the device of one process, at
+    least."""
     return sum(least_parts(settings).values())
 
 
 def least_parts(settings: Settings) -> dict[str, int]:
-    """The same, by part."""
+    """Return the same, by part."""
     config, model = {**settings.config, **settings.candidate.values}, settings.facts.model
     width = 4 if config.get("dtype", "float32") == "float32" else 2
     # How many an adapter has is only known roughly.
@@ -86,7 +87,7 @@ def _weights_bytes(settings: Settings, config: dict[str, object], width: int) ->
 
 
 def _judges_alike(settings: Settings) -> bool:
-    """Whether PPO trains a value model as large as the policy; it begins as the reward model, which
+    """True if PPO trains a value model as large as the policy; it begins as the reward model, which
     is the user's and may be small."""
     job = settings.job
     return METHODS[job.method].value_model and job.reward_model_path in (None, job.model)

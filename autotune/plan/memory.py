@@ -22,7 +22,7 @@ class Memory:
         self.kept: list[EstimateReply] = []
 
     def next(self, count: int) -> list[EstimateReply] | None:
-        """The next replies; None: they are not known."""
+        """Return the next replies; None: they are not known."""
         if self._remembered is None:
             return None
         begin = len(self.kept)

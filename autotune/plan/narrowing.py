@@ -23,12 +23,12 @@ PRECOMPUTED = "precompute_ref_log_probs"
 
 
 def planned_space(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
-    """The candidates of a job that an estimate may prefer."""
+    """Return the candidates of a job that an estimate may prefer."""
     return _preferred_space(bind(narrowed(definition, job, facts), job, facts), job, facts)
 
 
 def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:
-    """The definition with fewer values of the knobs that the job leaves open."""
+    """Return the definition with fewer values of the knobs that the job leaves open."""
     left_out = dict(_left_out(job, facts))
     return dataclasses.replace(
         definition, knobs=tuple(_without(knob, left_out) for knob in definition.knobs)
@@ -50,20 +50,20 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
 
 
 def _liger_is_traced(job: Job, facts: Facts) -> bool:
-    """Whether Liger's kernels are in the estimate."""
+    """True if Liger's kernels are in the estimate."""
     there = package_facts(facts)["stack.liger"]
     fused = facts.stack.fused_head
     return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
 
 
 def _preferred_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
-    """The space without candidates that no estimate prefers to their like."""
+    """Return the space without candidates that no estimate prefers to their like."""
     return _with_precomputed_reference(_with_one_kernel(space, facts), job, facts)
 
 
 def _with_precomputed_reference(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
-    """Where the data are gone over at least once, what the reference says of them is computed
-    beforehand: as many passes or fewer, and nothing of it beside the training."""
+    """Return where the data are gone over at least once, what the reference says of them is
+    computed beforehand: as many passes or fewer, and nothing of it beside the training."""
     if PRECOMPUTED in named_knobs(job):
         return space
     alike = {apart_from(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
@@ -80,7 +80,7 @@ def _with_precomputed_reference(space: SearchSpace, job: Job, facts: Facts) -> S
 
 
 def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
-    """The space with one kernel of attention.
+    """Return the space with one kernel of attention.
 
     Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
     lengths, and flattens them where it can. Rows of one length do without it. (So does a
@@ -106,8 +106,8 @@ def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
 
 
 def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
-    """A candidate of single rows without flash attention, which does nothing for these; None: it
-    has no such rows, or somebody chose that kernel."""
+    """Return a candidate of single rows without flash attention, which does nothing for these;
+    None: it has no such rows, or somebody chose that kernel."""
     kernel, free = str(candidate.values.get(ATTENTION)), {knob.name for knob in space.free_knobs}
     if candidate.micro_batch > 1 or not kernel.startswith("flash") or ATTENTION not in free:
         return None
@@ -118,18 +118,18 @@ def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
 
 
 def named_knobs(job: Job) -> set[str]:
-    """The knobs that a job gives values for."""
+    """Return the knobs that a job gives values for."""
     return {*job.fixed, *job.recipe, *job.training}
 
 
 def apart_from(candidate: Candidate, *names: str) -> str:
-    """The same text for candidates that differ in these knobs only."""
+    """Return the same text for candidates that differ in these knobs only."""
     values = {k: v for k, v in candidate.values.items() if k not in names}
     return f"{values} {candidate.gradient_accumulation_steps}"
 
 
 def _other_kernels(facts: Facts) -> Iterator[KnobValue]:
-    """Kernels of attention that no estimate prefers."""
+    """Yield kernels of attention that no estimate prefers."""
     if facts.model.sdpa:
         yield "eager"  # it keeps scores that sdpa never has
     if package_facts(facts)["stack.flash_attention_2"]:
@@ -147,7 +147,7 @@ def _without(knob: Knob, left_out: dict[str, tuple[KnobValue, ...] | None]) -> K
 
 
 def _fewer(searched: object, left_out: tuple[KnobValue, ...]) -> object:
-    """Values without some of them, of each kind of device; None: nothing would be left."""
+    """Return values without some of them, of each kind of device; None: nothing would be left."""
     if isinstance(searched, dict):
         kept = {kind: _fewer(values, left_out) for kind, values in searched.items()}
         return None if None in kept.values() else kept

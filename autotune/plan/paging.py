@@ -11,7 +11,7 @@ MOMENTS = {"lion": 1, "adamw": 2, "ademamix": 3}
 
 
 def with_paging(estimate: Estimate, settings: Settings) -> Estimate:
-    """An estimate with the time in which the moments of a paged optimizer come and go.
+    """Return an estimate with the time in which the moments of a paged optimizer come and go.
 
     bitsandbytes keeps them in managed memory, and fetches those of a parameter before it updates
     it (0.50, `optim/optimizer.py` `prefetch_state`). As long as the GPU has room for all of them
@@ -36,7 +36,7 @@ def with_paging(estimate: Estimate, settings: Settings) -> Estimate:
 
 
 def moments_bytes(job: Job, facts: Facts, lora_r: int | None, optim: str) -> int:
-    """Bytes of the moments: of a byte each with `8bit`, but of embeddings, else of four."""
+    """Return bytes of the moments: of a byte each with `8bit`, but of embeddings, else of four."""
     moments = next((n for word, n in MOMENTS.items() if word in optim), 2)
     trained = trained_parameters(job, facts, {"lora_r": lora_r})
     if "8bit" not in optim:

@@ -78,12 +78,12 @@ class Plan:
 
     @property
     def stopped(self) -> bool:
-        """Whether the user stopped it: it holds what was known by then."""
+        """True if the user stopped it: it holds what was known by then."""
         return self.unfinished is not None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
-        """The safe candidates first, then those that fit; the fastest first where speed is known,
-        else the leanest."""
+        """Return the safe candidates first, then those that fit; the fastest first where speed is
+        known, else the leanest."""
         pairs = ((candidate, self.estimates[candidate.key]) for candidate in self.space.candidates)
         return sorted(pairs, key=lambda pair: order(pair[1]))
 
@@ -152,7 +152,8 @@ def plan(
 def _space(
     job: Job, definition: SpaceDefinition, facts: Facts, *, whole: bool, only_default: bool
 ) -> SearchSpace:
-    """What is planned: all of the space, what an estimate may prefer, or the default alone."""
+    """Return what is planned: all of the space, what an estimate may prefer, or the default
+    alone."""
     if not (whole or only_default):
         return planned_space(definition, job, facts)
     space = bind(definition if whole else narrowed(definition, job, facts), job, facts)
@@ -162,8 +163,8 @@ def _space(
 def _concluded(
     draft: Draft, estimator: Estimator, kind: DeviceKind | None, *, alone: bool
 ) -> tuple[Draft, Answer | None, Advice | None]:
-    """The draft with what the answer is held against, and the answer; where nothing is safe, what
-    would make the job so. Of one that was stopped no more than it holds.
+    """Return the draft with what the answer is held against, and the answer; where nothing is safe,
+    what would make the job so. Of one that was stopped no more than it holds.
 
     Args:
         alone: whether it is of one candidate, which nobody asked to compare.
@@ -193,7 +194,8 @@ def _concluded(
 def _with_alternative(
     answer: Answer, estimator: Estimator, estimates: Mapping[str, Estimate]
 ) -> Answer:
-    """The answer; where weights are in float32 because nobody chose, with what bfloat16 takes.
+    """Return the answer; where weights are in float32 because nobody chose, with what bfloat16
+    takes.
 
     Args:
         estimates: those that are there already, by key.
@@ -216,7 +218,8 @@ def _estimator(
     progress: Progress | None,
     memory: Memory,
 ) -> Estimator:
-    """What estimates candidates; with speeds where they are tabled, or worth to be measured."""
+    """Return what estimates candidates; with speeds where they are tabled, or worth to be
+    measured."""
     cache, progress = PlanCache.of_user(), progress or Progress()
     ceilings = ceilings_of(
         facts,

@@ -49,7 +49,7 @@ class Count:
         progress.estimated(0, self._of)
 
     def watcher(self, task: VariantTask) -> "TaskCount":
-        """The count of one task."""
+        """Return the count of one task."""
         return TaskCount(task, self._add)
 
     def _add(self, candidates: int) -> None:

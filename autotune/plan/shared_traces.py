@@ -36,7 +36,7 @@ class Base:
 
 
 def bases(tasks: Sequence[VariantTask]) -> list[Base]:
-    """The fewest traces from which every task can be answered, if only by formula."""
+    """Return the fewest traces from which every task can be answered, if only by formula."""
     groups: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         groups.setdefault(_key(task), []).append(number)
@@ -44,7 +44,7 @@ def bases(tasks: Sequence[VariantTask]) -> list[Base]:
 
 
 def _key(task: VariantTask) -> str:
-    """The same text for tasks that differ in their engine and their points only."""
+    """Return the same text for tasks that differ in their engine and their points only."""
     plain = task.request.plain()
     identity = {name: value for name, value in plain.items() if name not in _OWN}
     return json.dumps([identity, task.traced.key], sort_keys=True)
@@ -73,7 +73,7 @@ def _base(tasks: Sequence[VariantTask], numbers: Sequence[int]) -> Base:
 
 
 def _without_engine(request: EstimateRequest) -> EstimateRequest:
-    """The same training with a whole copy on each device."""
+    """Return the same training with a whole copy on each device."""
     kind = "MULTI_CPU" if request.cuda is None else "MULTI_GPU"
     copies = Sharding()
     if request.devices > 1:

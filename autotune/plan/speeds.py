@@ -20,7 +20,7 @@ class Speeds:
     def of(
         self, method: str, reply: EstimateReply, ceilings: Ceilings | None
     ) -> VariantSpeed | RolloutTime | None:
-        """The speeds that follow from a reply; None: none do.
+        """Return the speeds that follow from a reply; None: none do.
 
         Args:
             method: of training.

@@ -43,8 +43,8 @@ EVERY = Effort(first=None, settled=True)
 
 
 def representatives(task: VariantTask) -> VariantTask:
-    """A task with one candidate for each of its points, and for each way to adjust what is traced
-    there."""
+    """Return a task with one candidate for each of its points, and for each way to adjust what is
+    traced there."""
     firsts = {(member.place, member.replaced): member for member in reversed(task.members)}
     return dataclasses.replace(task, members=tuple(firsts.values()))
 
@@ -55,7 +55,7 @@ def to_trace(
     ranks: Mapping[int, Rank],
     effort: Effort = PROMISING,
 ) -> list[int]:
-    """Indices of the engines to trace next, of those that are by formula and were not tried.
+    """Return indices of the engines to trace next, of those that are by formula and were not tried.
 
     Args:
         ranks: what is expected of each task, by its index.
@@ -78,7 +78,7 @@ def to_trace(
 
 
 def first_of_kinds(numbers: Sequence[int], kinds: Mapping[int, object]) -> list[int]:
-    """The first of each kind: the others can wait for what its trace says of them."""
+    """Return the first of each kind: the others can wait for what its trace says of them."""
     firsts: dict[object, int] = {}
     for number in numbers:
         firsts.setdefault(kinds[number], number)
@@ -86,7 +86,7 @@ def first_of_kinds(numbers: Sequence[int], kinds: Mapping[int, object]) -> list[
 
 
 def _within_reach(best: Rank) -> Rank:
-    """The last rank that is worth a trace beside the best one."""
+    """Return the last rank that is worth a trace beside the best one."""
     none_fits, amount = best
     return none_fits, amount * (MUCH_LARGER if none_fits else SLOWER)
 
@@ -94,7 +94,7 @@ def _within_reach(best: Rank) -> Rank:
 def _offloads_needlessly(
     tasks: Sequence[VariantTask], ranks: Mapping[int, Rank], number: int
 ) -> bool:
-    """Whether a task offloads, and does no better than one that is alike and does not."""
+    """True if a task offloads, and does no better than one that is alike and does not."""
     sharding = tasks[number].request.parsed_sharding
     if not sharding.offloads:
         return False
@@ -108,7 +108,7 @@ def _offloads_needlessly(
 
 
 def _about_as_good(rank: Rank, other: Rank) -> bool:
-    """Whether the first of two ranks is the better one, or speeds are about the same."""
+    """True if the first of two ranks is the better one, or speeds are about the same."""
     return rank <= other or (not rank[0] and rank[1] <= (1 - AS_FAST) * other[1])
 
 
@@ -117,7 +117,7 @@ def _sharding_key(task: VariantTask) -> str:
 
 
 def rank(estimate: Estimate, *, by_formula: bool, ruled_out: float = RULED_OUT) -> Rank:
-    """What may fit comes first, the fastest of it before the others; else the leanest.
+    """Return what may fit comes first, the fastest of it before the others; else the leanest.
 
     Args:
         by_formula: whether its engine is; of what was traced counts whether it is safe.

@@ -59,7 +59,7 @@ class VariantTask:
 
     @property
     def engine(self) -> bool:
-        """Whether DeepSpeed or FSDP itself is to be traced."""
+        """True if DeepSpeed or FSDP itself is to be traced."""
         return self.request.engine
 
 
@@ -96,7 +96,7 @@ def variant_tasks(
 
 
 def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:
-    """What divides the points of a variant: points of different groups share no trace."""
+    """Return what divides the points of a variant: points of different groups share no trace."""
     method = candidate_settings.job.method
     if engine_is_traced(method, candidate_settings.sharding.distributed_type):
         return point["accumulates"], point["optim"]
@@ -126,7 +126,7 @@ def _point(candidate_settings: Settings, optim: str | None) -> dict[str, Any]:
 
 
 def batching(candidate_settings: Settings) -> Batching | Rollout:
-    """How a candidate makes its micro-batches."""
+    """Return how a candidate makes its micro-batches."""
     job, config = candidate_settings.job, candidate_settings.config
     if METHODS[job.method].online:
         return rollout_of(config, devices=candidate_settings.processes, seed=job.seed)
@@ -180,15 +180,15 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
 
 
 def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose reward functions are one of TRL's: a trace calls none of them, and
-    would import the user's."""
+    """Return a configuration whose reward functions are one of TRL's: a trace calls none of them,
+    and would import the user's."""
     names = config.get("reward_funcs")
     return {**config, "reward_funcs": [TRLS_REWARD for _ in names]} if names else dict(config)
 
 
 def _reward_model_field(job: Job, facts: Facts) -> dict[str, str]:
-    """The field that names the reward model, by the folder of its shape; none, unless it is built
-    in."""
+    """Return the field that names the reward model, by the folder of its shape; none, unless it is
+    built in."""
     field = METHODS[job.method].reward_model
     same = facts.model.built_in and job.reward_model_path == job.model
     path = facts.model.path if same else facts.model.reward_shape
@@ -196,13 +196,13 @@ def _reward_model_field(job: Job, facts: Facts) -> dict[str, str]:
 
 
 def _model_text(facts: Facts) -> str:
-    """What identifies the model's shape: its config."""
+    """Return what identifies the model's shape: its config."""
     file = Path(facts.model.path) / "config.json"
     return file.read_text(encoding="utf-8") if file.is_file() else facts.model.path
 
 
 def cuda_rules(chosen: Settings) -> dict[str, Any] | None:
-    """What the device's architecture decides, as fields of `CudaRules`; None on the CPU."""
+    """Return what the device's architecture decides, as fields of `CudaRules`; None on the CPU."""
     facts = chosen.facts
     if facts.device.kind != "cuda":
         return None

@@ -16,7 +16,7 @@ from autotune.space.knobs import Candidate
 def next_wave(
     candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], named: Collection[str]
 ) -> list[Candidate]:
-    """The candidates to estimate next, with what is known of the others; none: that is all.
+    """Return the candidates to estimate next, with what is known of the others; none: that is all.
 
     Args:
         estimates: by key.
@@ -33,7 +33,7 @@ def next_wave(
 def _next_of(
     family: list[Candidate], estimates: Mapping[str, Estimate], searched: Collection[str]
 ) -> list[Candidate]:
-    """The candidates with the most at once of which nothing is known; none: one with more is
+    """Return the candidates with the most at once of which nothing is known; none: one with more is
     safe."""
     amounts: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in family:

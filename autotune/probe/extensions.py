@@ -20,7 +20,8 @@ LIMITS = Limits(wall_s=900.0, stall_s=900.0)
 
 
 def extensions_of(request: ProbeRequest) -> list[str]:
-    """The names of the builders (`deepspeed.ops.op_builder`) whose code such a probe calls."""
+    """Return the names of the builders (`deepspeed.ops.op_builder`) whose code such a probe
+    calls."""
     sharding = request.parsed_sharding
     if sharding.distributed_type != DEEPSPEED:
         return []
@@ -50,7 +51,7 @@ def compile_before(server: ChildServer, request: ProbeRequest) -> None:
 
 
 def compiled_folder(tokenized: Path) -> Path:
-    """Where a run keeps what was compiled: beside its tokenized rows."""
+    """Return where a run keeps what was compiled: beside its tokenized rows."""
     return tokenized.absolute().parent / "compiled"
 
 

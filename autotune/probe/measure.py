@@ -40,7 +40,7 @@ MAKE_ROOM = "make room; what was measured is kept, and a run that is resumed goe
 def probe_request(
     job: Job, facts: Facts, candidate: Candidate, *, rows: Path, output_dir: str, limit: int | None
 ) -> ProbeRequest:
-    """The request to the child that probes a candidate."""
+    """Return the request to the child that probes a candidate."""
     chosen = settings(job, facts, candidate, output_dir)
     share = chosen.vllm
     return ProbeRequest(
@@ -114,7 +114,8 @@ def measure(
 
 
 def host_meter(request: ProbeRequest) -> HostMeter | None:
-    """The meter of the host's memory; None where a process on the CPU has it as its device."""
+    """Return the meter of the host's memory; None where a process on the CPU has it as its
+    device."""
     ranks = request.parsed_sharding.num_processes > 1
     if request.device_kind == "cpu" and not ranks and request.host_limit_bytes is None:
         return None
@@ -165,7 +166,8 @@ def measure_candidate(
 
 
 def _written_to(folder: ChildFolder, request: ProbeRequest) -> list[Path]:
-    """Where a probe writes: its own folder, temporary files, and a disk for what is offloaded."""
+    """Return where a probe writes: its own folder, temporary files, and a disk for what is
+    offloaded."""
     folders = [folder.path, Path(tempfile.gettempdir())]
     if request.parsed_sharding.on_disk:
         folders.append(Path(request.parsed_sharding.nvme_path))
@@ -173,7 +175,7 @@ def _written_to(folder: ChildFolder, request: ProbeRequest) -> list[Path]:
 
 
 def _with_shared_memory(measurement: Measurement) -> Measurement:
-    """A failure with data workers, with what there is of the memory through which they give
+    """Return a failure with data workers, with what there is of the memory through which they give
     batches: without it they crash or hang."""
     shared = little_shared_memory()
     if shared is None:
@@ -191,7 +193,7 @@ def _in_time(
     most_s: float,
     watch: Watcher | None,
 ) -> Measurement:
-    """A probe that has its own limit of time, or less where there is less."""
+    """Return a probe that has its own limit of time, or less where there is less."""
     limits = Limits(wall_s=max(min(own_s, most_s), 0.0))
     measurement = measure(server, folder, request, limits, watch)
     hung = measurement.inferred
@@ -226,7 +228,7 @@ def _joined_measurement(request: ProbeRequest) -> Measurement | None:
 
 
 def describe_processes(gpu: devices.DeviceFacts) -> str:
-    """Who else computes on a GPU, with pids and memory."""
+    """Return who else computes on a GPU, with pids and memory."""
     processes = ", ".join(
         f"pid {p.pid}"
         + (f" ({p.name})" if p.name else "")
@@ -237,7 +239,7 @@ def describe_processes(gpu: devices.DeviceFacts) -> str:
 
 
 def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -> Measurement:
-    """A failure of one rank of several, with which of them it was, where that is known."""
+    """Return a failure of one rank of several, with which of them it was, where that is known."""
     rank, reason = measurement.failed_rank, measurement.reason
     if rank is None and (silent := read_json(folder.path / SILENT)) is not None:
         rank = int(silent["rank"])

@@ -51,7 +51,7 @@ class CpuMemory:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def phase_peak(self, *, counts: bool = True) -> int:
-        """The peak since this was asked last, of the process; the next one begins now.
+        """Return the peak since this was asked last, of the process; the next one begins now.
 
         Args:
             counts: whether it is a part of the peak of the whole.
@@ -62,11 +62,11 @@ class CpuMemory:
         return peak
 
     def held_bytes(self) -> int:
-        """Bytes that the process holds now."""
+        """Return bytes that the process holds now."""
         return process_status("VmRSS") + self._unmapped
 
     def figures(self) -> dict[str, int | None]:
-        """The memory fields of a measurement."""
+        """Return the memory fields of a measurement."""
         return {
             "peak_memory_bytes": max(process_status("VmHWM") + self._unmapped, self._peak),
             "allocated_peak_bytes": None,
@@ -75,7 +75,8 @@ class CpuMemory:
         }
 
     def missing_bytes(self, error: BaseException) -> int | None:
-        """How far beyond the limit the refused allocation went; None where it does not tell."""
+        """Return how far beyond the limit the refused allocation went; None where it does not
+        tell."""
         match = _CPU_WANTED.search(str(error))
         if match is None or self._data_limit is None:
             return None
@@ -108,7 +109,8 @@ class CudaMemory:
         self._peak_allocated = self._peak_reserved = 0
 
     def _outside_bytes(self) -> int:
-        """Bytes that the process holds on the GPU besides the allocator's reserved memory."""
+        """Return bytes that the process holds on the GPU besides the allocator's reserved
+        memory."""
         reserved = int(self._torch.cuda.memory_reserved())
         own_bytes = devices.gpu_process_bytes(self._index, os.getpid())
         if own_bytes is None:
@@ -125,7 +127,7 @@ class CudaMemory:
         self._peak_reserved = max(self._peak_reserved, reserved)
 
     def phase_peak(self, *, counts: bool = True) -> int:
-        """The peak since this was asked last, of the allocator; the next one begins now.
+        """Return the peak since this was asked last, of the allocator; the next one begins now.
 
         Args:
             counts: whether it is a part of the peak of the whole.
@@ -137,11 +139,11 @@ class CudaMemory:
         return allocated
 
     def held_bytes(self) -> int:
-        """Bytes that the process holds now, without the allocator's cache."""
+        """Return bytes that the process holds now, without the allocator's cache."""
         return int(self._torch.cuda.memory_allocated()) + self._outside_bytes()
 
     def figures(self) -> dict[str, int | None]:
-        """The memory fields of a measurement."""
+        """Return the memory fields of a measurement."""
         stats = self._torch.cuda.memory_stats()
         self._note_peaks()
         reserved = self._peak_reserved
@@ -153,7 +155,7 @@ class CudaMemory:
         }
 
     def missing_bytes(self, error: BaseException) -> int | None:
-        """How far beyond the limit the refused allocation went; None where it does not tell.
+        """Return how far beyond the limit the refused allocation went; None where it does not tell.
 
         Before it refuses, the allocator gives back what it can: what it still has reserved but
         unallocated lies in pieces that are too small, and counts as held.
@@ -173,7 +175,8 @@ class CudaMemory:
 def with_vllm(
     figures: dict[str, Any], request: ProbeRequest, resident_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Memory fields of a measurement, with what vLLM will have of the device at the peak of both.
+    """Return memory fields of a measurement, with what vLLM will have of the device at the peak of
+    both.
 
     Args:
         resident_bytes: what the training holds when a generation begins, where that is known.

@@ -50,8 +50,8 @@ def _with_folder(deepspeed: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _prefix() -> str:
-    """How the folders of this host begin; of a container that has process numbers of its own, too,
-    which may bear the host's name."""
+    """Return how the folders of this host begin; of a container that has process numbers of its
+    own, too, which may bear the host's name."""
     return f"{_NAME}{os.uname().nodename}-{process_namespace()}-"
 
 

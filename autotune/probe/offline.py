@@ -66,6 +66,7 @@ def train_offline(
 
 
 def _preparation(request: ProbeRequest, seconds_per_token: float) -> Preparation:
-    """What is done once before the training, and how often the job goes over the data after it."""
+    """Return what is done once before the training, and how often the job goes over the data after
+    it."""
     passes_over_data = passes(request.config, request.global_batch, request.rows_total)
     return Preparation(seconds_per_token / request.parsed_sharding.num_processes, passes_over_data)

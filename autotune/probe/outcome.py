@@ -32,7 +32,8 @@ QUIET_VARIABLE = "AUTOTUNE_QUIET"
 
 
 def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
-    """Bytes by which a probe that ended well took more than it was given; 0 where it did not.
+    """Return bytes by which a probe that ended well took more than it was given; 0 where it did
+    not.
 
     What enforces the limit does not see all that the peak counts: `RLIMIT_DATA` no pages of
     library code, the CUDA allocator nothing of what libraries take for themselves.
@@ -43,7 +44,7 @@ def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
 
 
 def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
-    """The outcome of a training that came to its end, and what its reason says of that.
+    """Return the outcome of a training that came to its end, and what its reason says of that.
 
     An allocator that had to give its cache back to find memory will be at its limit again in the
     long run: it is slow there, and what it finds depends on how its memory is cut up.
@@ -57,7 +58,7 @@ def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
 
 
 def outcome_of(error: BaseException, stage: str, device_kind: str) -> str:
-    """The outcome an exception stands for. On a CPU the host's memory is the device's.
+    """Return the outcome an exception stands for. On a CPU the host's memory is the device's.
 
     What is not installed is told wherever it is asked for (optimizers, when training begins). A
     refusal while the trainer is put together is the stack's own word that it cannot do this;
@@ -81,7 +82,7 @@ def outcome_of(error: BaseException, stage: str, device_kind: str) -> str:
 def name_outcome(
     ending: Ending, reply: Any | None, request: ProbeRequest, *, kernel_killed: bool = False
 ) -> Measurement:
-    """The measurement of a probe that ended as `ending` says and left `reply`."""
+    """Return the measurement of a probe that ended as `ending` says and left `reply`."""
     if ending.why == "host":
         return _beyond_host(ending.host, request)
     if ending.why == "stopped":
@@ -102,7 +103,7 @@ def name_outcome(
 
 
 def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
-    """The measurement that a child's reply is; a crash where it makes no sense."""
+    """Return the measurement that a child's reply is; a crash where it makes no sense."""
     try:
         measurement = Measurement.from_plain(reply)
     except (TypeError, ValueError) as error:
@@ -114,8 +115,8 @@ def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
 
 
 def disturbed(measurement: Measurement) -> Measurement:
-    """A probe whose threads waited for cores that others took, as `busy`: it ranks nowhere, and is
-    tried again later. What it took of memory stays known."""
+    """Return a probe whose threads waited for cores that others took, as `busy`: it ranks nowhere,
+    and is tried again later. What it took of memory stays known."""
     share = measurement.processor_wait_share
     if measurement.outcome not in ("ok", "timeout") or share is None or is_quiet(share):
         return measurement
@@ -123,7 +124,7 @@ def disturbed(measurement: Measurement) -> Measurement:
 
 
 def is_quiet(share: float | None) -> bool:
-    """Whether threads that waited for a core so much of the time were hardly disturbed.
+    """True if threads that waited for a core so much of the time were hardly disturbed.
 
     Raises:
         UserError: the variable holds something else than a share.
@@ -137,12 +138,12 @@ def is_quiet(share: float | None) -> bool:
 
 
 def busy_text(share: float) -> str:
-    """What is said of a machine on which threads waited for a core so much of the time."""
+    """Return what is said of a machine on which threads waited for a core so much of the time."""
     return f"the machine was busy {share:.0%} of the time"
 
 
 def _last_share(ending: Ending) -> float | None:
-    """How much a child that was ended had waited by what it said last."""
+    """Return how much a child that was ended had waited by what it said last."""
     shares = [event[WAITED] for event in ending.events if event.get(WAITED) is not None]
     return shares[-1] if shares else None
 
@@ -185,7 +186,7 @@ def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
 
 
 def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
-    """A child whose server is gone."""
+    """Return a child whose server is gone."""
     if ending.stop_reason is not None:
         return Measurement(outcome="crash", reason=ending.stop_reason, inferred=True)
     if kernel_killed:
@@ -200,13 +201,13 @@ def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measure
 
 
 def is_by_another(measurement: Measurement) -> bool:
-    """Whether somebody else ended the probe, which says nothing of its candidate."""
+    """True if somebody else ended the probe, which says nothing of its candidate."""
     return measurement.outcome == "interrupted" and measurement.inferred
 
 
 def of_both(first: Measurement, second: Measurement) -> Measurement:
-    """The measurement of a probe that was tried again because somebody else ended it: where the
-    second was ended like the first it is named a crash."""
+    """Return the measurement of a probe that was tried again because somebody else ended it: where
+    the second was ended like the first it is named a crash."""
     named, reason = second.outcome, f"{second.reason}; tried again, as at first {first.reason}"
     if is_by_another(second):
         named, reason = "crash", f"{second.reason}, twice: something ends it each time"
@@ -215,7 +216,7 @@ def of_both(first: Measurement, second: Measurement) -> Measurement:
 
 
 def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
-    """A child that ended without a whole reply."""
+    """Return a child that ended without a whole reply."""
     if ending.signal is None:
         reason = f"ended with exit code {ending.exit_code} before its reply was complete"
         return Measurement(outcome="crash", reason=reason)

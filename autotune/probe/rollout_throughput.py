@@ -47,7 +47,7 @@ class RolloutSpeed:
 def rollout_speed(
     cycles: Sequence[CycleTime], *, steps: int, tokens: int, completions: int
 ) -> RolloutSpeed:
-    """The speed of a candidate.
+    """Return the speed of a candidate.
 
     Args:
         cycles: at least one.

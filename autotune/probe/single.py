@@ -64,7 +64,7 @@ def probe_once(
 
 
 def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[SearchSpace, Facts]:
-    """The space of a job on this machine, and the facts it is bound to."""
+    """Return the space of a job on this machine, and the facts it is bound to."""
     run = RunFolder(path=scratch)
     with ChildServer(run.log) as server:
         facts = survey(job, run, server, planned=True)

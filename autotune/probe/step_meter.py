@@ -48,7 +48,7 @@ class NotFinite(Exception):
 def enough(
     tokens_per_s: float, uncertainty: float | None, seconds: float, to_beat: float | None
 ) -> bool:
-    """Whether a probe has measured enough: it knows its speed, or has measured for long; twice as
+    """True if a probe has measured enough: it knows its speed, or has measured for long; twice as
     well, or twice as long, where it comes near the one to beat."""
     care = 2.0 if to_beat is not None and tokens_per_s >= (1 - CLOSE) * to_beat else 1.0
     precise = uncertainty is not None and uncertainty <= GOAL / care
@@ -56,7 +56,7 @@ def enough(
 
 
 def gradient_norm(model: Any, *, lenient: bool) -> float | None:
-    """The norm of all gradients; None where it is not finite and that is let pass.
+    """Return the norm of all gradients; None where it is not finite and that is let pass.
 
     Args:
         lenient: under fp16 the first steps overflow until the loss scale fits: no instability.
@@ -76,7 +76,7 @@ def gradient_norm(model: Any, *, lenient: bool) -> float | None:
 
 
 def total_norm(gradients: list[Any]) -> float:
-    """The norm of gradients that may be divided among ranks."""
+    """Return the norm of gradients that may be divided among ranks."""
     norm = torch.nn.utils.get_total_norm(gradients)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -95,7 +95,7 @@ class Schedule:
         self.steps = WARM_UP_STEPS + self.steps_per_round * MAX_ROUNDS
 
     def batches(self, plan: Any) -> list[list[Any]]:
-        """The micro-batches in their order."""
+        """Return the micro-batches in their order."""
         return [plan.worst if n < 0 else plan.timed[n] for n in self.order]
 
 

@@ -63,7 +63,7 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
 
 
 def _known(run: RunFolder) -> Facts | None:
-    """What an earlier process of this run found; None where its file is damaged, too."""
+    """Return what an earlier process of this run found; None where its file is damaged, too."""
     if run.rows.is_dir():
         with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
             return facts_from_plain(read_json(run.facts) or {})
@@ -126,7 +126,7 @@ def _survey_in_child(
 
 
 def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFacts]:
-    """What a survey's child replied.
+    """Return what a survey's child replied.
 
     Args:
         hint: what to do about a problem that says nothing of that.
@@ -150,7 +150,8 @@ def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFac
 def _without_answer(
     ending: Ending, folder: ChildFolder, most: int, *, keeps_log: bool
 ) -> AutotuneError:
-    """What is said of a survey that did not come to its end. The log of a plan is gone by then."""
+    """Return what is said of a survey that did not come to its end. The log of a plan is gone by
+    then."""
     stages = [event["stage"] for event in ending.events if "stage" in event]
     stage = stages[-1] if stages else ""
     what = {
@@ -174,7 +175,7 @@ def _without_answer(
 
 
 def _pinned_fields(job: Job) -> dict[str, Any]:
-    """Pinned knobs that are fields: TRL judges the user's other fields beside them. How many
+    """Return pinned knobs that are fields: TRL judges the user's other fields beside them. How many
     micro-batches make a step is searched: here as many as make whole groups of completions."""
     fields = {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
     if GROUP not in METHODS[job.method].knobs:
@@ -195,7 +196,8 @@ def _check_test_split(job: Job, test_rows: int) -> None:
 
 
 def named_dataset(job: Job, run: RunFolder) -> str | None:
-    """What `dataset_name` will be: TRL loads folders and hub ids, so one file gets a folder."""
+    """Return what `dataset_name` will be: TRL loads folders and hub ids, so one file gets a
+    folder."""
     if isinstance(job.dataset, NoData):
         return None
     file = Path(job.dataset)
@@ -215,7 +217,7 @@ def named_dataset(job: Job, run: RunFolder) -> str | None:
 
 
 def memory_limit(job: Job, device: devices.DeviceFacts) -> int:
-    """Bytes a probe may take: what the job allows, or all that is free.
+    """Return bytes a probe may take: what the job allows, or all that is free.
 
     Raises:
         MachineError: the device is busy, or has less free than the job counts on.
@@ -251,5 +253,5 @@ def check_host_memory(job: Job, facts: Facts) -> None:
 
 
 def allowed_memory(job: Job, device: devices.DeviceFacts) -> int:
-    """Bytes a recommended candidate may take: the limit less the headroom."""
+    """Return bytes a recommended candidate may take: the limit less the headroom."""
     return int((job.devices.memory or device.free_bytes) * (1 - job.headroom))

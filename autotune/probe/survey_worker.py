@@ -93,7 +93,7 @@ class _Stages:
 
 
 def sentence_of(error: Exception) -> str:
-    """An error as a sentence; with the name of its class where that tells more."""
+    """Return an error as a sentence; with the name of its class where that tells more."""
     message, name = " ".join(str(error).split())[:600], type(error).__name__
     if not message:
         return f"{name}, with no message"
@@ -115,7 +115,7 @@ def _check_training(request: SurveyRequest, scratch: Path) -> None:
 
 
 def _trusts(request: SurveyRequest) -> bool:
-    """Whether the job lets a model bring code of its own: only by `true`, no text is as good."""
+    """True if the job lets a model bring code of its own: only by `true`, no text is as good."""
     return request.training.get("trust_remote_code") is True
 
 
@@ -139,7 +139,7 @@ def _check_rewards(request: SurveyRequest) -> None:
 
 
 def has_module(name: str) -> bool:
-    """Whether there is a file of this module, in the folder that one stands in or where Python
+    """True if there is a file of this module, in the folder that one stands in or where Python
     looks; nothing is imported."""
     first, *rest = parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -212,7 +212,7 @@ def _model(request: SurveyRequest) -> Any:
 
 
 def _tokenizer(request: SurveyRequest, model: Any) -> Any:
-    """The model's tokenizer; where there is no data, one is made for a model that has none.
+    """Return the model's tokenizer; where there is no data, one is made for a model that has none.
 
     transformers 5 makes an empty tokenizer of a folder without one, so the files are looked for.
     """
@@ -241,7 +241,7 @@ def _tokenizer(request: SurveyRequest, model: Any) -> Any:
 
 
 def make_tokenizer(folder: Path, vocabulary: int) -> Any:
-    """A tokenizer of made-up words, kept in `folder` beside the model's config."""
+    """Return a tokenizer of made-up words, kept in `folder` beside the model's config."""
     import transformers
 
     _word_level(vocabulary).save_pretrained(folder)

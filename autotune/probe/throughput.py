@@ -42,7 +42,7 @@ NO_PREPARATION = Preparation(0.0, 1.0)
 
 
 def passes(config: Mapping[str, Any], global_batch: int, rows: int) -> float:
-    """How often a job of this flat configuration goes over its data.
+    """Return how often a job of this flat configuration goes over its data.
 
     Args:
         global_batch: rows of an optimizer step over all devices.
@@ -76,7 +76,7 @@ class Throughput:
 
 
 def optimistic(tokens_per_s: float, uncertainty: float | None) -> float:
-    """The upper end of an interval, at least 3% up; twice the estimate without one."""
+    """Return the upper end of an interval, at least 3% up; twice the estimate without one."""
     if uncertainty is None:
         return 2 * tokens_per_s
     return tokens_per_s * (1 + max(uncertainty, LEAST_DOUBT))

@@ -9,7 +9,7 @@ from autotune.probe.protocol import ProbeRequest
 def configured(
     trains: Any, request: ProbeRequest, ranks: Any, scratch: Path, **fields: Any
 ) -> tuple[Any, Any]:
-    """The arguments of the method and of its model, as a rank of the probe has them.
+    """Return the arguments of the method and of its model, as a rank of the probe has them.
 
     Args:
         trains: the method's `Family`.
@@ -22,7 +22,7 @@ def configured(
 
 
 def reply_fields(meter: Any, ranks: Any, trainer: Any) -> dict[str, Any]:
-    """Fields of a measurement that a meter of any method knows."""
+    """Return fields of a measurement that a meter of any method knows."""
     return {
         "engine": ranks.checked_engine(trainer),
         "last_loss": meter.last_loss,

@@ -71,7 +71,7 @@ def _measure(
     stages: Stages,
     place: Place | None,
 ) -> Measurement:
-    """What a training that came to its end took; it may have been too much."""
+    """Return what a training that came to its end took; it may have been too much."""
     import torch
 
     torch.set_num_threads(request.threads)

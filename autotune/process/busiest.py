@@ -14,7 +14,8 @@ MOST = 3
 
 
 def busiest_others() -> list[str]:
-    """The processes that take most of the cores, without this one and what it has started."""
+    """Return the processes that take most of the cores, without this one and what it has
+    started."""
     ours = set(tree(os.getpid()))
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     before = {pid: processor_seconds(pid) for pid in pids if pid not in ours}

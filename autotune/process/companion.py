@@ -64,7 +64,7 @@ class Companion:
         self._write()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has said since this was asked last."""
+        """Return what it has said since this was asked last."""
         self._read()
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]

@@ -35,7 +35,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def own_children() -> set[int]:
-    """The children of this process, those that have ended but are not reaped among them."""
+    """Return the children of this process, those that have ended but are not reaped among them."""
     tasks = Path("/proc/self/task")
     texts = (task / "children" for task in tasks.iterdir())
     return {int(pid) for text in texts for pid in text.read_text(encoding="ascii").split()}
@@ -59,7 +59,7 @@ def end_children(exempt_pids: Collection[int] = ()) -> int:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that it has started, as far as they live."""
+    """Return a process and all that it has started, as far as they live."""
     found, left = [], [pid]
     while left:
         parent = left.pop()

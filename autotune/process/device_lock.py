@@ -49,7 +49,7 @@ def devices_locked(wanted: Devices, place: Path, waits: Callable[[str], None]) -
 
 
 def lock_names(wanted: Devices) -> list[str]:
-    """The locks of a job's devices, in their order."""
+    """Return the locks of a job's devices, in their order."""
     visible = devices.visible_gpus() if wanted.kind != "cpu" else ()
     if visible:
         own = visible[wanted.index : wanted.index + wanted.count]
@@ -70,7 +70,7 @@ def _take(file: int, path: Path, place: Path, waits: Callable[[str], None]) -> N
 
 
 def holder_text(holder: Any) -> str:
-    """Who has a device, as its lock says."""
+    """Return who has a device, as its lock says."""
     if not isinstance(holder, dict):
         return "another autotune process measures on this device"
     pid, since, place = (holder.get(name) for name in ("pid", "since", "place"))

@@ -12,7 +12,7 @@ LITTLE_SHARED_BYTES = 2**30
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user can still write to the disk that a folder is on.
+    """Return what this user can still write to the disk that a folder is on.
 
     Raises:
         OSError: there is no such folder.
@@ -22,13 +22,13 @@ def free_bytes(folder: Path) -> int:
 
 
 def full_disk(folders: Iterable[Path]) -> Path | None:
-    """The first of these folders whose disk is full; None: there is room in all of them."""
+    """Return the first of these folders whose disk is full; None: there is room in all of them."""
     return next((one for one in folders if one.is_dir() and free_bytes(one) < FULL_BYTES), None)
 
 
 def little_shared_memory() -> int | None:
-    """What is free of shared memory, where that is so little that it may be why processes that pass
-    batches to each other failed. Bytes; None: there is enough, or no such thing."""
+    """Return what is free of shared memory, where that is so little that it may be why processes
+    that pass batches to each other failed. Bytes; None: there is enough, or no such thing."""
     try:
         free = free_bytes(SHARED)
     except OSError:

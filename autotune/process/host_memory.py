@@ -106,7 +106,7 @@ class HostMeter:
 
 
 def own_bytes(pid: int) -> int:
-    """What a process takes of the host, as a fresh one would; 0 once it is gone."""
+    """Return what a process takes of the host, as a fresh one would; 0 once it is gone."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:

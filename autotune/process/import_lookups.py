@@ -13,7 +13,7 @@ _NAME = re.compile(r"^Name: *(.+?) *$", re.MULTILINE)
 
 @functools.cache
 def packages_distributions() -> dict[str, list[str]]:
-    """The distributions that bring each top-level package.
+    """Return the distributions that bring each top-level package.
 
     As importlib.metadata's of Python 3.11, which parses the metadata of a distribution for each of
     its packages, and makes a path of each installed file. From 3.12 on it counts other files, too.
@@ -28,7 +28,7 @@ def packages_distributions() -> dict[str, list[str]]:
 
 
 def _installed_packages(distribution: importlib.metadata.Distribution) -> Iterable[str]:
-    """The top-level packages and modules among the files of a distribution."""
+    """Return the top-level packages and modules among the files of a distribution."""
     record = distribution.read_text("RECORD")
     if record is None:
         files = [str(file) for file in distribution.files or ()]
@@ -39,8 +39,8 @@ def _installed_packages(distribution: importlib.metadata.Distribution) -> Iterab
 
 
 def exported_names(read: Callable[[str], list[str]], content: str) -> list[str]:
-    """What a module's `__all__` holds, by transformers' own `read`, which looks at each line before
-    the last one that begins with it.
+    """Return what a module's `__all__` holds, by transformers' own `read`, which looks at each line
+    before the last one that begins with it.
 
     Args:
         content: the module's source.
@@ -50,7 +50,7 @@ def exported_names(read: Callable[[str], list[str]], content: str) -> list[str]:
 
 
 def source_of_caller(stacklevel: int) -> str:
-    """File and line of a caller, `stacklevel` frames up, as torch notes it for each operator that
-    is registered: it reads the whole file for that."""
+    """Return file and line of a caller, `stacklevel` frames up, as torch notes it for each operator
+    that is registered: it reads the whole file for that."""
     frame = sys._getframe(stacklevel)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -49,7 +49,7 @@ def import_without_cuda(names: Sequence[str]) -> str | None:
 
 
 def cuda_started() -> bool:
-    """Whether CUDA is lost to children that are forked from here; one is forked to find out."""
+    """True if CUDA is lost to children that are forked from here; one is forked to find out."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -64,7 +64,7 @@ def cuda_started() -> bool:
 
 
 def _driver_refuses() -> bool:
-    """Whether the driver knows that a process before the fork has started it."""
+    """True if the driver knows that a process before the fork has started it."""
     if "/libcuda.so" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
         return False
     return bool(ctypes.CDLL("libcuda.so.1").cuInit(0) == _NOT_INITIALIZED)
@@ -161,7 +161,7 @@ class _Properties(SimpleNamespace):
 
 
 def _module_at_import(frame: FrameType | None) -> str | None:
-    """The innermost module but torch's own that is being imported."""
+    """Return the innermost module but torch's own that is being imported."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if frame.f_code.co_name == "<module>" and name.split(".")[0] != "torch":

@@ -67,7 +67,8 @@ def keep(server: Kept) -> bool:
 
 
 def take(preload: tuple[str, ...], environment: Mapping[str, str]) -> Kept | None:
-    """A kept server that has imported this, its next child with this environment and our folder."""
+    """Return a kept server that has imported this, its next child with this environment and our
+    folder."""
     with _lock:
         fitting = [
             server

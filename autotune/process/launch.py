@@ -177,7 +177,7 @@ class _Meter:
             self.peak_gpu = max(self.peak_gpu or 0, *held)
 
     def peak_resident(self, kernel_peak: int) -> int:
-        """The peak of a command for which the kernel accounted so much."""
+        """Return the peak of a command for which the kernel accounted so much."""
         own_peak = 1.1 * process_status("VmHWM")
         return (
             kernel_peak if kernel_peak > own_peak or not self._sampled_peak else self._sampled_peak

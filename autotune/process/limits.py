@@ -51,7 +51,7 @@ class Ending:
 
     @property
     def by_another(self) -> bool:
-        """Whether neither it nor its parent ended it: its server is gone, or a signal came from
+        """True if neither it nor its parent ended it: its server is gone, or a signal came from
         outside. The kernel sends such a one too, where memory runs out."""
         lost = self.why == "lost" and self.stop_reason is None
         return lost or (self.why == "exited" and self.signal in _FROM_OUTSIDE)
@@ -95,7 +95,7 @@ class LaunchReport:
 
 
 def lost_ending(seconds: float, stop_reason: str | None = None) -> Ending:
-    """The ending of a child whose server itself is gone.
+    """Return the ending of a child whose server itself is gone.
 
     Args:
         stop_reason: why the server was given up; None: it was not.

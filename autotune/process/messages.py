@@ -65,12 +65,12 @@ class Message:
     """A frozen dataclass that is JSON on disk."""
 
     def plain(self) -> dict[str, Any]:
-        """The message as JSON data."""
+        """Return the message as JSON data."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
-        """The message of JSON data; fields that this version does not know are left out."""
+        """Return the message of JSON data; fields that this version does not know are left out."""
         names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
         return cls(**{name: value for name, value in data.items() if name in names})
 
@@ -88,8 +88,8 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """What `path` holds; None where there is no whole JSON document. A pipe or a device is none,
-    nor is what no program of ours has written by its size."""
+    """Return what `path` holds; None where there is no whole JSON document. A pipe or a device is
+    none, nor is what no program of ours has written by its size."""
     if not is_readable(path, MOST_BYTES):
         return None
     try:

@@ -15,7 +15,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """The same of a file that is its owner's alone."""
+    """Return the same of a file that is its owner's alone."""
     return _opened(path, flags, 0o600)
 
 

@@ -37,7 +37,7 @@ _INNERMOST = 2
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is an allocation failure of a device or of the host."""
+    """True if an exception is an allocation failure of a device or of the host."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -56,8 +56,8 @@ def phase_of(error: BaseException) -> str | None:
 
 
 def read_memory_error(lines: Sequence[str]) -> tuple[str, str | None] | None:
-    """What a program that ended by such an error says of it: its last line, and in which part of a
-    training it came, by the traceback above it. None: it does not say so."""
+    """Return what a program that ended by such an error says of it: its last line, and in which
+    part of a training it came, by the traceback above it. None: it does not say so."""
     ends = [n for n, line in enumerate(lines) if "Error: " in line and _says_memory(line)]
     if not ends:
         return None
@@ -71,8 +71,8 @@ def _says_memory(line: str) -> bool:
 
 
 def _phase_of_calls(calls: Sequence[tuple[str, ...]]) -> str | None:
-    """The part of a training by its calls: what a backward pass computes again is a part of it, and
-    DeepSpeed's step is one of its call `backward`.
+    """Return the part of a training by its calls: what a backward pass computes again is a part of
+    it, and DeepSpeed's step is one of its call `backward`.
 
     Args:
         calls: (file, function) from the outermost in.
@@ -84,7 +84,7 @@ def _phase_of_calls(calls: Sequence[tuple[str, ...]]) -> str | None:
 
 
 def is_of_the_host(error: BaseException) -> bool:
-    """Whether memory that ran out in a job on GPUs was the host's.
+    """True if memory that ran out in a job on GPUs was the host's.
 
     Where pinned memory cannot be had (cudaHostAlloc), CUDA says "out of memory" and no more, as it
     does where a device is full outside torch's allocator: then the call that failed decides.
@@ -98,7 +98,7 @@ def is_of_the_host(error: BaseException) -> bool:
 
 
 def _last_calls(error: BaseException) -> list[str]:
-    """Name and source of the innermost frames; a call may be several lines long."""
+    """Return name and source of the innermost frames; a call may be several lines long."""
     calls = []
     for frame in traceback.extract_tb(error.__traceback__)[-_INNERMOST:]:
         first = frame.lineno or 0
@@ -109,6 +109,7 @@ def _last_calls(error: BaseException) -> list[str]:
 
 
 def missing_on_host(error: BaseException) -> int | None:
-    """How far beyond what was free a refused allocation went; None where it does not tell."""
+    """Return how far beyond what was free a refused allocation went; None where it does not
+    tell."""
     match = _REQUEST_BYTES.search(str(error))
     return None if match is None else max(int(match[1]) - host().free_bytes, 1)

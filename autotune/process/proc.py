@@ -12,7 +12,8 @@ from autotune.process.template import template_pid
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name (the first is the state); None: it is gone."""
+    """Return the fields of /proc/PID/stat after the name (the first is the state); None: it is
+    gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -28,7 +29,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def process_namespace() -> int:
-    """Which numbers of processes we see: containers have numbers of their own."""
+    """Return which numbers of processes we see: containers have numbers of their own."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
@@ -60,8 +61,8 @@ def _session(leader: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def session_members(leader: int) -> list[int]:
-    """The processes of a session that run the same program as its leader: ranks and what loads
-    their data, but no compiler that one of them has started."""
+    """Return the processes of a session that run the same program as its leader: ranks and what
+    loads their data, but no compiler that one of them has started."""
     program = _program(leader)
     return [pid for pid, _ in _session(leader) if program is not None and _program(pid) == program]
 
@@ -88,8 +89,8 @@ def session_resident_bytes(leader: int) -> int | None:
 
 
 def session_memory(leader: int) -> tuple[int, int]:
-    """The highest resident size that a living process of a session has had, and what the fullest
-    holds now of memory that is no file's (those pages the kernel can take back)."""
+    """Return the highest resident size that a living process of a session has had, and what the
+    fullest holds now of memory that is no file's (those pages the kernel can take back)."""
     peak = now = 0
     for pid, _ in _session(leader):
         with contextlib.suppress(OSError, KeyError):  # gone, or waiting to be reaped
@@ -99,7 +100,8 @@ def session_memory(leader: int) -> tuple[int, int]:
 
 
 def processor_wait_seconds() -> float | None:
-    """How long the threads of this process have waited for a core; None where the kernel is silent.
+    """Return how long the threads of this process have waited for a core; None where the kernel is
+    silent.
 
     On a machine of one's own it hardly grows; where others compute too, it does.
     """
@@ -114,7 +116,7 @@ def processor_wait_seconds() -> float | None:
 
 
 def process_status(field: str, pid: int | str = "self") -> int:
-    """A size of a process from /proc/PID/status, in bytes."""
+    """Return a size of a process from /proc/PID/status, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -122,5 +124,5 @@ def process_status(field: str, pid: int | str = "self") -> int:
 
 
 def unmapped_bytes() -> int:
-    """What a fresh process has of the libraries' pages, and this one has not mapped yet."""
+    """Return what a fresh process has of the libraries' pages, and this one has not mapped yet."""
     return process_status("RssFile", template_pid()) - process_status("RssFile")

@@ -38,7 +38,7 @@ class ProcessorWaits:
 
 
 def is_crowded(threads: int, ranks: int, workers: int, cores: int) -> bool:
-    """Whether more threads compute than there are cores: then they wait for each other, and nothing
+    """True if more threads compute than there are cores: then they wait for each other, and nothing
     is known of others.
 
     Args:
@@ -49,7 +49,7 @@ def is_crowded(threads: int, ranks: int, workers: int, cores: int) -> bool:
 
 
 def wait_share(waits: Waits, begin_s: float, end_s: float, threads: int) -> float | None:
-    """The part of a time in which so many threads waited for a core; None: nobody looked."""
+    """Return the part of a time in which so many threads waited for a core; None: nobody looked."""
     before = [look for look in waits if look[0] <= begin_s][-1:] or list(waits[:1])
     after = [look for look in waits if look[0] >= end_s][:1] or list(waits[-1:])
     if not before or after[0][0] <= before[0][0]:

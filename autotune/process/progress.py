@@ -25,7 +25,7 @@ class ProgressReader:
         self._offset = 0
 
     def new_events(self) -> list[dict[str, Any]]:
-        """The events since the last call; half a line waits, garbage is passed over."""
+        """Return the events since the last call; half a line waits, garbage is passed over."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -152,11 +152,11 @@ class RunFolder:
         return elsewhere if isinstance(elsewhere, str) and elsewhere else str(self.output)
 
     def probe(self, number: int) -> ChildFolder:
-        """The folder of probe `number`."""
+        """Return the folder of probe `number`."""
         return ChildFolder(path=self.path / "probes" / f"{number:04d}")
 
     def candidate(self, number: int) -> Path:
-        """The candidate of probe `number`: with its reply the study can be made anew."""
+        """Return the candidate of probe `number`: with its reply the study can be made anew."""
         return self.probe(number).path / "candidate.json"
 
     def keep_candidate(self, number: int, knobs: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class RunFolder:
                 (target / name).chmod(0o755)
 
     def exists(self) -> bool:
-        """Whether a run was started here."""
+        """True if a run was started here."""
         return self.run.is_file()
 
     def begin(self, text: str, info: Mapping[str, Any], file: Path | None = None) -> None:
@@ -276,7 +276,7 @@ class RunFolder:
             os.close(descriptor)
 
     def read(self, path: Path) -> dict[str, Any]:
-        """A JSON object of this run.
+        """Return a JSON object of this run.
 
         Raises:
             UserError: it is missing or broken.

@@ -181,7 +181,8 @@ class ChildServer:
             raise
 
     def _start(self, folder: ChildFolder, worker: str) -> int | None:
-        """The process of a new child; None where the server does not answer, which ends it."""
+        """Return the process of a new child; None where the server does not answer, which ends
+        it."""
         importing = self._importing_since is not None
         if self._process is None or (not importing and self._process.poll() is not None):
             self.close()
@@ -196,8 +197,8 @@ class ChildServer:
         return None
 
     def await_ending(self, pid: int, timeout_s: float) -> dict[str, Any] | None:
-        """What the server says of the end of a child; None after `timeout_s` or when the server is
-        gone."""
+        """Return what the server says of the end of a child; None after `timeout_s` or when the
+        server is gone."""
         with self._talking:
             if pid not in self._endings and (event := self._next_event(timeout_s)):
                 self._endings[event["pid"]] = event
@@ -219,7 +220,7 @@ class ChildServer:
             process.wait()
 
     def _next_event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The server's next event; None after `timeout_s` or when the server is gone."""
+        """Return the server's next event; None after `timeout_s` or when the server is gone."""
         process = self._process
         if process is None:  # another thread has closed it
             return None
@@ -244,12 +245,12 @@ class ChildServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server still runs."""
+        """True if the server still runs."""
         return self._process is not None and self._process.poll() is None
 
 
 def child_environment() -> dict[str, str]:
-    """The variables that every child sees besides the user's own environment."""
+    """Return the variables that every child sees besides the user's own environment."""
     return {
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",

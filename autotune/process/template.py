@@ -12,5 +12,5 @@ def name_template(pid: int) -> None:
 
 
 def template_pid() -> int:
-    """The process with the libraries; this one's parent, unless another was named."""
+    """Return the process with the libraries; this one's parent, unless another was named."""
     return _pids[0] if _pids else os.getppid()

@@ -108,7 +108,7 @@ class ChildWatch:
             self._end("stall", None)
 
     def _computes_without_end(self, now: float) -> bool:
-        """Whether a child that has begun to tell how far it is computes too long without a word."""
+        """True if a child that has begun to tell how far it is computes too long without a word."""
         told_at, processor_s = self._told_at
         if not self._events or now - told_at <= self._limits.busy_s:
             return False

@@ -69,7 +69,7 @@ def _before(target: Path) -> Path:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Whether the two names have been exchanged."""
+    """True if the two names have been exchanged."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -15,7 +15,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def about_job(job: Job, facts: Facts) -> Pairs:
-    """The job in a few lines."""
+    """Return the job in a few lines."""
     model, data, budget = facts.model, facts.data, job.budget
     measured = f" ({data.rows_measured} measured)" if data.sampled else ""
     total = "" if budget.total is None else f", {format_seconds(budget.total)} for everything"
@@ -37,7 +37,7 @@ def about_job(job: Job, facts: Facts) -> Pairs:
 
 
 def about_machine(facts: Facts, limit_bytes: int) -> Pairs:
-    """The device and its host."""
+    """Return the device and its host."""
     device, host = facts.device, facts.host
     pairs = [
         ("device", device.name),
@@ -88,7 +88,7 @@ def _commands(run: RunFolder, info: Mapping[str, Any], *, ended: bool) -> Iterat
 
 
 def _flags(info: Mapping[str, Any]) -> str:
-    """The options that the run was started with, as flags."""
+    """Return the options that the run was started with, as flags."""
     options = info.get("options")
     if not isinstance(options, dict):
         return ""

@@ -17,7 +17,7 @@ _WITH = {
 
 
 def advice_plain(advice: Advice) -> dict[str, Any]:
-    """What `autotune advise --json` prints."""
+    """Return what `autotune advise --json` prints."""
     return {
         "schema": SCHEMA,
         "device": advice.device,
@@ -42,7 +42,7 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
 
 
 def advice_lines(advice: Advice) -> Iterator[str]:
-    """The ways out, what does not touch the learning first."""
+    """Yield the ways out, what does not touch the learning first."""
     takes = format_bytes(advice.estimate.peak_memory_bytes)
     has = f"{format_bytes(advice.limit_bytes)} on {advice.device}"
     if advice.safe:
@@ -64,14 +64,14 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 
 
 def way_lines(advice: Advice) -> Iterator[str]:
-    """Each way out with its price, in their order."""
+    """Yield each way out with its price, in their order."""
     for number, way in enumerate(advice.ways, 1):
         yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
         yield f"     {_price(way)}"
 
 
 def looked_at(advice: Advice) -> str:
-    """How many lists of changes were looked at."""
+    """Return how many lists of changes were looked at."""
     count = f"{advice.tried} were estimated"
     if not advice.ruled_out:
         return count

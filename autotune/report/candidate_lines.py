@@ -18,7 +18,7 @@ _SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS)
 
 
 def describe(candidate: Candidate, free: Sequence[str]) -> str:
-    """A candidate in a few words: its batch, then the knobs that vary."""
+    """Return a candidate in a few words: its batch, then the knobs that vary."""
     batch = f"{candidate.micro_batch}x{candidate.gradient_accumulation_steps}"
     names = [name for name in free if name not in (MICRO_BATCH, *_SPREAD)]
     words = [word for name in names if (word := _word(name, candidate[name]))]
@@ -26,7 +26,7 @@ def describe(candidate: Candidate, free: Sequence[str]) -> str:
 
 
 def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
-    """How a candidate is spread, and over how many devices, where that varies."""
+    """Return how a candidate is spread, and over how many devices, where that varies."""
     if not any(name in _SPREAD for name in free):
         return []
     sharding = sharding_of(candidate.values, 2)
@@ -61,7 +61,7 @@ def _word(name: str, value: object) -> str:
 
 
 def describe_measurement(measurement: Measurement) -> str:
-    """How a probe ended, in a line."""
+    """Return how a probe ended, in a line."""
     if measurement.outcome == "oom" and measurement.missing_bytes is not None:
         return f"oom: at least {format_bytes(measurement.missing_bytes)} short"
     if measurement.outcome == "host_oom" and measurement.missing_bytes is not None:

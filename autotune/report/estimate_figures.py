@@ -12,7 +12,7 @@ _LABEL = 24
 
 
 def expected_figure(probes: Sequence[Probe]) -> Figure | None:
-    """Two plots side by side: speeds, and peaks."""
+    """Return two plots side by side: speeds, and peaks."""
     well = [probe for probe in probes if probe.outcome == "ok"]
     speeds = [
         (p, p.expected.tokens_per_s, p.tokens_per_s, "tokens/s")
@@ -114,17 +114,18 @@ def worth_figure(knobs: Sequence[KnobWorth]) -> Figure | None:
 
 
 def _short(label: str) -> str:
-    """A value that leaves room for its marks on a telephone; what it is in full a mark says."""
+    """Return a value that leaves room for its marks on a telephone; what it is in full a mark
+    says."""
     return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
 
 
 def _head(y: int, name: str) -> Figure:
-    """The name of a knob above its values."""
+    """Return the name of a knob above its values."""
     place = {"xref": "paper", "x": 0, "xanchor": "left", "y": y}
     return {**place, "text": shown(name), "showarrow": False}
 
 
 def _edge(y: float) -> Figure:
-    """A line between the values of one knob and those of the next."""
+    """Return a line between the values of one knob and those of the next."""
     line = {"color": "--line", "width": 1}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}

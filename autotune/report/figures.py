@@ -20,7 +20,7 @@ _STANDINGS: Mapping[Standing, tuple[str, str, str]] = {
 
 
 def figures(content: Content) -> dict[str, Figure]:
-    """The figures by the name of their section; those without data are left out."""
+    """Return the figures by the name of their section; those without data are left out."""
     found = {
         "candidates": _speed_and_memory(content),
         "memory": _memory(content.memory, content.limit_bytes),

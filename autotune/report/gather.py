@@ -56,7 +56,7 @@ class _Gathered:
 
 
 def content_of(past: PastRun) -> Content:
-    """What a report says of a run."""
+    """Return what a report says of a run."""
     gathered, shared = _gathered(past)
     info = _run_info(past)
     comparison = past.expectations and compared(past.expectations, past.records)
@@ -96,7 +96,7 @@ def content_of(past: PastRun) -> Content:
 
 
 def _gathered(past: PastRun) -> tuple[_Gathered, str]:
-    """The parts, and in what all probed candidates agree."""
+    """Return the parts, and in what all probed candidates agree."""
     ranking, nothing = _ranking(past)
     free = [knob.name for knob in past.space.free_knobs]
     names, agreed = varying(past.records, free)
@@ -121,7 +121,7 @@ def _gathered(past: PastRun) -> tuple[_Gathered, str]:
 
 
 def _ranking(past: PastRun) -> tuple[Recommendation | None, NothingFits | None]:
-    """The stored recommendation, or what the probes would give now."""
+    """Return the stored recommendation, or what the probes would give now."""
     if past.stored is not None:
         with contextlib.suppress(UserError):
             return past.recommendation(past.stored.probe), None
@@ -188,7 +188,7 @@ def _chosen(gathered: _Gathered) -> Chosen | None:
 
 
 def _figures(past: PastRun, ranked: Ranked | None) -> dict[str, Any]:
-    """What was measured of the chosen one."""
+    """Return what was measured of the chosen one."""
     if ranked is None:
         names = ("text", "tokens_per_s", "uncertainty", "peak_memory_bytes", "epoch_s")
         return {**dict.fromkeys(names), "knobs": ()}
@@ -205,7 +205,7 @@ def _figures(past: PastRun, ranked: Ranked | None) -> dict[str, Any]:
 
 
 def runner_up(past: PastRun, ranking: Recommendation) -> Ranked | None:
-    """The fastest that differs from the chosen one as a person tells candidates apart."""
+    """Return the fastest that differs from the chosen one as a person tells candidates apart."""
     devices = past.job.devices.total
     key = choice_key(ranking.chosen.candidate, past.space, devices)
     others = sorted((*ranking.ties, *ranking.runners_up), key=lambda c: -c.tokens_per_s)
@@ -248,7 +248,7 @@ def _memory(gathered: _Gathered) -> Iterator[Memory]:
 
 
 def _absent(gathered: _Gathered) -> Iterator[str]:
-    """What is not shown, in sentences."""
+    """Yield what is not shown, in sentences."""
     past, ranking = gathered.past, gathered.ranking
     if past.ending is None:
         yield "How the search ended is not known: the run was cut short, or still goes on."

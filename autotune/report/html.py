@@ -27,7 +27,7 @@ _SCRIPTS = ("vendor/plotly-basic.min.js", "report.js")
 
 
 def html_report(content: Content) -> str:
-    """The whole report."""
+    """Return the whole report."""
     return _templates().html(
         "report.html",
         content=content,
@@ -42,14 +42,14 @@ def html_report(content: Content) -> str:
 
 @functools.cache
 def scripts() -> tuple[str, ...]:
-    """The scripts of a page, in order: plotly, and what draws with it."""
+    """Return the scripts of a page, in order: plotly, and what draws with it."""
     return tuple(_static(name) for name in _SCRIPTS)
 
 
 @functools.cache
 def policy() -> str:
-    """The Content-Security-Policy of a page. Plotly styles what it draws, so inline styles are
-    allowed; without a host to reach they can tell nobody anything."""
+    """Return the Content-Security-Policy of a page. Plotly styles what it draws, so inline styles
+    are allowed; without a host to reach they can tell nobody anything."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts())
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
@@ -58,12 +58,13 @@ def policy() -> str:
 
 
 def without_plotly(page: bytes) -> bytes:
-    """A page to be kept where there are many: without the megabyte that is the same in all."""
+    """Return a page to be kept where there are many: without the megabyte that is the same in
+    all."""
     return page.replace(_plotly(), _PLACE, 1)
 
 
 def with_plotly(page: bytes) -> bytes:
-    """The page again."""
+    """Return the page again."""
     return page.replace(_PLACE, _plotly(), 1)
 
 
@@ -86,7 +87,7 @@ def _templates() -> HtmlTemplates:
 
 
 def _as_seen(value: Any) -> Any:
-    """What is put into the page: control characters of a text are shown."""
+    """Return what is put into the page: control characters of a text are shown."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(value)
     return value

@@ -36,5 +36,5 @@ class HtmlTemplates:
         self._environment.globals.update(names or {})
 
     def html(self, name: str, **values: Any) -> str:
-        """A template with its values filled in."""
+        """Return a template with its values filled in."""
         return self._environment.get_template(name).render(**values)

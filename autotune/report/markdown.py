@@ -12,7 +12,7 @@ _FENCES = re.compile(r"`{3,}")
 
 
 def markdown_report(content: Content) -> str:
-    """The whole report, in GitHub's dialect."""
+    """Return the whole report, in GitHub's dialect."""
     return "\n".join(_lines(content)) + "\n"
 
 
@@ -65,11 +65,11 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def text_of(text: str) -> str:
-    """A text in one line that Markdown shows as it is."""
+    """Return a text in one line that Markdown shows as it is."""
     return _SPECIAL.sub(r"\\\1", in_one_line(text))
 
 
 def _block(text: str, language: str) -> list[str]:
-    """A fenced block, whose fence is longer than any in it."""
+    """Return a fenced block, whose fence is longer than any in it."""
     fence = "`" * max([3, *(len(found) + 1 for found in _FENCES.findall(text))])
     return ["", f"{fence}{language}", visible(text).rstrip("\n"), fence]

@@ -17,10 +17,10 @@ _TONES = {
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Names of parts in the order of a bar."""
+    """Return names of parts in the order of a bar."""
     return sorted(names, key=lambda name: (PARTS.index(name) if name in PARTS else 99, name))
 
 
 def tone_of(name: str) -> int:
-    """The colour of a part."""
+    """Return the colour of a part."""
     return _TONES.get(name, sum(map(ord, name)) % TONES)

@@ -27,13 +27,13 @@ FIGURES = ("tokens/s", "peak", "p(oom)")
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """What to use; where nothing fits, by how much, and what would."""
+    """Yield what to use; where nothing fits, by how much, and what would."""
     answer = plan.answer
     yield from nothing_fits_lines(plan) if answer is None else answer_lines(plan, answer)
 
 
 def answer_lines(plan: Plan, answer: Answer) -> Iterator[str]:
-    """What to use, why, and what is assumed."""
+    """Yield what to use, why, and what is assumed."""
     yield _sentence(plan, answer)
     yield from _reasons(plan, answer)
     yield from _assumptions(plan, answer)
@@ -47,7 +47,7 @@ def _sentence(plan: Plan, answer: Answer) -> str:
 
 
 def next_line(plan: Plan, command: str) -> str:
-    """How to go on from an answer.
+    """Return how to go on from an answer.
 
     Args:
         command: what measures and verifies it.
@@ -75,7 +75,7 @@ def _figures(plan: Plan, answer: Answer) -> str:
 
 
 def error_text(error: float | None) -> str:
-    """How far a speed may be off: `+-20%`, `within a factor of 3.1`."""
+    """Return how far a speed may be off: `+-20%`, `within a factor of 3.1`."""
     if error is None:
         return "nobody knows how far off"
     return f"+-{error:.0%}" if error < 1 else f"within a factor of {1 + error:.2g}"
@@ -116,7 +116,7 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
 
 
 def _peak(estimate: Estimate) -> str:
-    """A peak in a sentence."""
+    """Return a peak in a sentence."""
     return f"{'at least ' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
 
 
@@ -153,7 +153,7 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
 
 
 def ways_out_lines(plan: Plan) -> Iterator[str]:
-    """The shortest changes that make a job fit, or safe, each with its price."""
+    """Yield the shortest changes that make a job fit, or safe, each with its price."""
     wanted = "fit" if plan.answer is None else "safe"
     if plan.advice is None:
         yield "Next: `autotune advise` with the same options looks for changes that make it fit."
@@ -167,7 +167,7 @@ def ways_out_lines(plan: Plan) -> Iterator[str]:
 
 
 def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:
-    """What a candidate that does not fit lacks, and what takes most."""
+    """Return what a candidate that does not fit lacks, and what takes most."""
     if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
         return f"It is {format_bytes(estimate.host_missing_bytes)} of the host's memory short."
     if estimate.missing_bytes is None and estimate.server is not None:
@@ -183,7 +183,7 @@ def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:
 
 
 def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
-    """The answer as JSON data."""
+    """Return the answer as JSON data."""
     estimate = answer.choice.estimate
     return {
         "text": _sentence(plan, answer),
@@ -218,7 +218,7 @@ def _choice_plain(choice: Choice | None) -> dict[str, Any] | None:
 
 
 def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
-    """A row of the table of choices as JSON data, its words as a person reads them."""
+    """Return a row of the table of choices as JSON data, its words as a person reads them."""
     candidate, estimate = choice.candidate, choice.estimate
     return {
         "batch": batch_text(candidate),
@@ -238,17 +238,17 @@ def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
 
 
 def speed_cell(estimate: Estimate, speed: str) -> str:
-    """A speed in a table; `<`: at most, for a cost in time that is not known."""
+    """Return a speed in a table; `<`: at most, for a cost in time that is not known."""
     return f"{'<' if estimate.left_out else ''}{speed.removesuffix(' tokens/s')}"
 
 
 def peak_cell(estimate: Estimate) -> str:
-    """A peak in a table; `>`: at least, for what was not traced."""
+    """Return a peak in a table; `>`: at least, for what was not traced."""
     return f"{'>' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
 
 
 def signs_lines(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """What `<` and `>` mean below a table, where something has them."""
+    """Yield what `<` and `>` mean below a table, where something has them."""
     costs = {cost for estimate in estimates for cost in estimate.left_out}
     if costs:
         yield f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted"
@@ -257,19 +257,20 @@ def signs_lines(estimates: Sequence[Estimate]) -> Iterator[str]:
 
 
 def engine(plan: Plan, choice: Choice) -> str:
-    """The sharding of a choice."""
+    """Return the sharding of a choice."""
     return engine_name(sharding_of(choice.candidate.values, plan.devices))
 
 
 def choice_heads(plan: Plan, shown: Sequence[Choice]) -> list[str]:
-    """The columns of a table of choices; that of the sharding only where it tells them apart."""
+    """Return the columns of a table of choices; that of the sharding only where it tells them
+    apart."""
     sharded = plan.devices > 1 or len({engine(plan, choice) for choice in shown}) > 1
     sharding = [SHARDING] if sharded else []
     return ["batch", *sharding, "ckpt", "tokens/s", "peak", "p(oom)", "fits", WITH]
 
 
 def choice_cells(plan: Plan, choice: Choice) -> dict[str, str]:
-    """A row of that table, by the names of its columns."""
+    """Return a row of that table, by the names of its columns."""
     candidate, estimate = choice.candidate, choice.estimate
     speed = estimate.tokens_per_s
     checkpointing = candidate.values.get(CHECKPOINTING)

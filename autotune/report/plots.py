@@ -17,22 +17,22 @@ ROW = 34
 
 
 def shown(text: str) -> str:
-    """A text that plotly shows as it is."""
+    """Return a text that plotly shows as it is."""
     return html.escape(in_one_line(text), quote=False)
 
 
 def axis(title: str, **fields: Any) -> dict[str, Any]:
-    """An axis with a title."""
+    """Return an axis with a title."""
     return {"title": {"text": title}, "automargin": True, **fields}
 
 
 def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:
-    """A figure of so many pixels, as wide as the page lets it be."""
+    """Return a figure of so many pixels, as wide as the page lets it be."""
     return {"data": list(data), "layout": {"height": height, **layout}}
 
 
 def marks(name: str, color: str, symbol: str, **fields: Any) -> Figure:
-    """A trace of marks."""
+    """Return a trace of marks."""
     marker = {"color": color, "symbol": symbol, "size": 15 if symbol == "star" else 10}
     return {
         "type": "scatter",
@@ -46,7 +46,7 @@ def marks(name: str, color: str, symbol: str, **fields: Any) -> Figure:
 
 
 def uprights(sizes: Sequence[tuple[int, str, str, str]]) -> dict[str, Any]:
-    """Lines at sizes, each with its name at the top."""
+    """Return lines at sizes, each with its name at the top."""
     shapes, names = [], []
     for size, name, color, dash in sizes:
         place = {"xref": "x", "yref": "paper"}

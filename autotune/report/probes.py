@@ -16,7 +16,8 @@ _FIRST: tuple[Standing, ...] = ("recommended", "over headroom", "failed", "ok", 
 
 
 def varying(records: Sequence[Record], free: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names of the knobs that tell probed candidates apart, and of those in which they agree."""
+    """Return names of the knobs that tell probed candidates apart, and of those in which they
+    agree."""
     labels = {
         name: {value_label(record.candidate.values.get(name)) for record in records}
         for name in free
@@ -25,7 +26,8 @@ def varying(records: Sequence[Record], free: Sequence[str]) -> tuple[list[str], 
 
 
 def shared_text(records: Sequence[Record], names: Sequence[str]) -> str:
-    """The values in which all probed candidates agree: `dtype: float32, optim: adamw_torch`."""
+    """Return the values in which all probed candidates agree: `dtype: float32, optim:
+    adamw_torch`."""
     if not records:
         return ""
     values = records[0].candidate.values
@@ -40,7 +42,7 @@ def probe_list(
     recommended: Collection[int],
     passed_over: Mapping[int, str],
 ) -> list[Probe]:
-    """Every probe, in order.
+    """Return every probe, in order.
 
     Args:
         names: knobs that tell the candidates apart.
@@ -72,7 +74,7 @@ def probe_list(
 
 
 def lines_of(records: Sequence[Record], probes: Sequence[Probe]) -> list[Line]:
-    """A line for each candidate, in the order of their first probes.
+    """Return a line for each candidate, in the order of their first probes.
 
     Args:
         probes: those of `records`.
@@ -122,8 +124,8 @@ def _standing(
 
 
 def least_bytes(m: Measurement | None) -> int | None:
-    """What a probe needs at least that ran out of its device's memory on the way; None: it did not,
-    or nothing is known of that."""
+    """Return what a probe needs at least that ran out of its device's memory on the way; None: it
+    did not, or nothing is known of that."""
     if m is None or m.outcome != "oom" or m.tokens_per_s is not None:
         return None
     limit, missing = m.memory_limit_bytes, m.missing_bytes

@@ -21,7 +21,7 @@ _TITLES = {
 
 
 def result_lines(result: Result, bundle: str) -> list[str]:
-    """The end of a run, as lines of text."""
+    """Return the end of a run, as lines of text."""
     if result.outcome == "nothing_fits":
         return [*_nothing_fits_lines(result), *_untold_lines(result)]
     if result.nothing_measured is not None:
@@ -48,7 +48,7 @@ def result_lines(result: Result, bundle: str) -> list[str]:
 
 
 def _answer_lines(result: Result, recommendation: Recommendation) -> list[str]:
-    """What to use, as a plan says it, with what was measured."""
+    """Return what to use, as a plan says it, with what was measured."""
     if result.space is None:
         return []
     chosen, allowed = recommendation.chosen, recommendation.allowed_bytes
@@ -56,13 +56,13 @@ def _answer_lines(result: Result, recommendation: Recommendation) -> list[str]:
 
 
 def _untold_lines(result: Result) -> list[str]:
-    """What no probe tells."""
+    """Return what no probe tells."""
     left_out = [f"left out for lack of budget: {text}" for text in result.left_out]
     return [f"- {line}" for line in (*(v.sentence() for v in result.unprobed), *left_out)]
 
 
 def search_lines(result: Result) -> list[str]:
-    """What the search saved, what it needed no probe for, and how well its probes repeat."""
+    """Return what the search saved, what it needed no probe for, and how well its probes repeat."""
     lines = [] if result.saving is None else [result.saving.sentence()]
     return [*lines, *skipped_lines(result.skipped), *repeat_lines(result.records)]
 

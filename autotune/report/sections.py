@@ -40,7 +40,7 @@ class Section:
 
 
 def sections(content: Content) -> Iterator[Section]:
-    """All but the recommendation and how to repeat it."""
+    """Yield all but the recommendation and how to repeat it."""
     yield _candidates(content)
     yield _memory(content)
     yield _expected(content)
@@ -64,7 +64,7 @@ def sections(content: Content) -> Iterator[Section]:
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[Table, ...]:
-    """A table; none where it would have no rows."""
+    """Return a table; none where it would have no rows."""
     cells = tuple(tuple(row) for row in rows)
     return (Table(caption=caption, heads=tuple(heads), rows=cells),) if cells else ()
 
@@ -99,7 +99,7 @@ def _speed_and_source(line: Line) -> tuple[str, str]:
 
 
 def speed_text(speed: float | None, uncertainty: float | None = None) -> str:
-    """Tokens per second: `200`, `200 ±1.0%`."""
+    """Return tokens per second: `200`, `200 ±1.0%`."""
     if speed is None:
         return NOTHING
     error = "" if uncertainty is None else f" \N{PLUS-MINUS SIGN}{100 * uncertainty:.1f}%"

@@ -24,7 +24,7 @@ def use_sentence(
     devices: int,
     verification: Verification | None = None,
 ) -> str:
-    """What to use, with what was measured of it.
+    """Return what to use, with what was measured of it.
 
     Args:
         verification: where its launch was slower or faster by more than the noise of the probes,
@@ -47,27 +47,27 @@ def use_sentence(
 
 
 def _launched_share(verification: Verification, chosen: Ranked) -> float | None:
-    """The speed of the launch over that of the answer, which pools what was probed after it, too;
-    None: not known."""
+    """Return the speed of the launch over that of the answer, which pools what was probed after it,
+    too; None: not known."""
     ratio, promised = verification.speed_against_promise, verification.promised_tokens_per_s
     return None if ratio is None or promised is None else ratio * promised / chosen.tokens_per_s
 
 
 def verification_line(verification: Verification | None) -> str:
-    """Whether a bundle has been launched, and what came of it; None: it has not."""
+    """Return whether a bundle has been launched, and what came of it; None: it has not."""
     if verification is None:
         return "NOT verified: it was not launched yet; `autotune verify` launches it"
     return f"{'verified' if verification.verified else 'NOT verified'}: {verification.reason}"
 
 
 def skipped_lines(skipped: Mapping[str, str]) -> list[str]:
-    """Why candidates needed no probe."""
+    """Return why candidates needed no probe."""
     counts = Counter(skipped.values())
     return [f"no probe needed for {n} candidate(s): {reason}" for reason, n in counts.items()]
 
 
 def repeat_lines(records: Sequence[Record]) -> list[str]:
-    """How far probes of the same candidate were apart."""
+    """Return how far probes of the same candidate were apart."""
     repeats = repeatability(records)
     if repeats.measured_sd is None:
         return []
@@ -78,7 +78,7 @@ def repeat_lines(records: Sequence[Record]) -> list[str]:
 
 
 def cost_lines(records: Sequence[Record]) -> list[str]:
-    """Where the time of a probe goes: medians over those that ended ok."""
+    """Return where the time of a probe goes: medians over those that ended ok."""
     ended = (m for r in records if (m := r.measurement) is not None and m.outcome == "ok")
     measurements = [m for m in ended if m.stages_s]
     if not measurements:
@@ -94,7 +94,7 @@ def cost_lines(records: Sequence[Record]) -> list[str]:
 
 
 def ending_lines(ending: StoredEnding | None) -> list[str]:
-    """Why the search ended, and what it saved."""
+    """Return why the search ended, and what it saved."""
     if ending is None:
         return []
     saving = ending.saving

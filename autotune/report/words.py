@@ -20,7 +20,8 @@ _APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNO
 
 
 def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> str:
-    """A candidate of a job of so many devices: `8 x 3 without checkpointing, group_by_length`."""
+    """Return a candidate of a job of so many devices: `8 x 3 without checkpointing,
+    group_by_length`."""
     head = f"{batch_text(candidate)}{_sharding_text(candidate, devices)}"
     if CHECKPOINTING in candidate.values:
         used = "with" if candidate[CHECKPOINTING] else "without"
@@ -41,7 +42,7 @@ def _sharding_text(candidate: Candidate, devices: int) -> str:
 
 
 def other_words(candidate: Candidate, space: SearchSpace) -> list[str]:
-    """What else differs from the stack's defaults, and the recipe that the job varies."""
+    """Return what else differs from the stack's defaults, and the recipe that the job varies."""
     knobs = differing(candidate, space.default(), space)
     varied = [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
     knobs |= {name: candidate[name] for name in varied if name in candidate.values}

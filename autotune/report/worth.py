@@ -20,7 +20,7 @@ def knob_worths(
     *,
     recipe: bool,
 ) -> list[KnobWorth]:
-    """The knobs that were searched: those of the recipe, or all others.
+    """Return the knobs that were searched: those of the recipe, or all others.
 
     Args:
         probes: those of `records`.

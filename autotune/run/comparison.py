@@ -51,7 +51,7 @@ class Comparison:
         }
 
     def lines(self) -> list[str]:
-        """The same in sentences."""
+        """Return the same in sentences."""
         lines = []
         for what, errors in (
             ("estimated peaks", self.memory_errors),

@@ -31,7 +31,7 @@ UNTRIED = "changes that might make it fit: `autotune advise` estimates them"
 
 
 def conclude(session: Session, reason: str) -> Result:
-    """What the run comes to, once the search has stopped for `reason`."""
+    """Return what the run comes to, once the search has stopped for `reason`."""
     first = recommend(session.study.records(), session.allowed_bytes)
     if isinstance(first, NothingFits):
         return without_recommendation(session, first, reason)
@@ -49,7 +49,7 @@ def conclude(session: Session, reason: str) -> Result:
 
 
 def without_recommendation(session: Session, first: NothingFits, reason: str) -> Result:
-    """What the run comes to that has no stable candidate: nothing fits, or nobody knows."""
+    """Return what the run comes to that has no stable candidate: nothing fits, or nobody knows."""
     unknown = unknown_result(session, reason)
     if unknown is not None:
         return unknown
@@ -65,7 +65,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
 
 
 def unknown_result(session: SearchSession, reason: str) -> Result | None:
-    """What a search comes to that leaves open whether anything fits; None: it does not."""
+    """Return what a search comes to that leaves open whether anything fits; None: it does not."""
     records = session.study.records()
     for outcome, problem in (
         ("nothing_stable", too_busy(session.run, records)),
@@ -78,7 +78,7 @@ def unknown_result(session: SearchSession, reason: str) -> Result | None:
 
 
 def searched_result(session: SearchSession, outcome: str, reason: str) -> Result:
-    """What every search comes to that ended for `reason`."""
+    """Return what every search comes to that ended for `reason`."""
     records = tuple(session.study.records())
     skipped = ruled_out(session, records)
     return Result(
@@ -102,7 +102,7 @@ def searched_result(session: SearchSession, outcome: str, reason: str) -> Result
 def saving(
     session: Session, recommendation: Recommendation, records: Sequence[Record]
 ) -> Saving | None:
-    """What the search brought against the stack's defaults.
+    """Return what the search brought against the stack's defaults.
 
     None where that is not known: the defaults do not run here, or the recipe varies, so that jobs
     are not the same work.
@@ -132,8 +132,8 @@ def saving(
 def advice_of(
     session: Session, nothing: NothingFits, tried: Sequence[TriedChange]
 ) -> Advice | None:
-    """What would make the job fit, by estimate; None where memory was not what it lacked, or a
-    single change was found to do."""
+    """Return what would make the job fit, by estimate; None where memory was not what it lacked, or
+    a single change was found to do."""
     if nothing.nearest is None or any(change.fits for change in tried):
         return None
     session.listener.trying("more than one change, by estimate")
@@ -151,7 +151,8 @@ def advice_of(
 
 
 def measured_shortfall(session: Session, nothing: NothingFits) -> NothingFits:
-    """Where the device has more than the job allows, what the nearest candidate really takes."""
+    """Return where the device has more than the job allows, what the nearest candidate really
+    takes."""
     roomy = session.facts.device.free_bytes
     if nothing.nearest is None or not nothing.short_is_lower_bound or roomy <= session.limit_bytes:
         return nothing
@@ -169,7 +170,7 @@ def measured_shortfall(session: Session, nothing: NothingFits) -> NothingFits:
 def _what_if(
     session: Session, job: Job, candidate: Candidate, name: str, limit: int
 ) -> Measurement:
-    """A probe beside the search: it is not part of the study."""
+    """Return a probe beside the search: it is not part of the study."""
     return measure_candidate(
         session.server,
         ChildFolder(path=session.run.what_if / name),
@@ -214,7 +215,7 @@ def try_changes(session: Session, nothing: NothingFits) -> Iterator[TriedChange]
 
 
 def interrupted(session: SearchSession | None) -> Result:
-    """What is known when the run is ended from outside; None: before its search began."""
+    """Return what is known when the run is ended from outside; None: before its search began."""
     if session is None:
         return Result(
             outcome="interrupted",

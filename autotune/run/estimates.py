@@ -29,8 +29,8 @@ def expected(
     limit: int,
     progress: Progress,
 ) -> Expectations:
-    """The expectations of every candidate, kept in the run's folder: a run that goes on expects
-    what it expected before, and only what was not traced then is traced now.
+    """Return the expectations of every candidate, kept in the run's folder: a run that goes on
+    expects what it expected before, and only what was not traced then is traced now.
 
     Args:
         limit: what a probe may take, in bytes.
@@ -70,8 +70,8 @@ def expected(
 def by_formula(
     job: Job, facts: Facts, space: SearchSpace, run: RunFolder, server: ChildServer, limit: int
 ) -> Expectations:
-    """What the closed form expects of candidates that there was no time to trace: memory alone. It
-    is not kept, so that a run that goes on traces them.
+    """Return what the closed form expects of candidates that there was no time to trace: memory
+    alone. It is not kept, so that a run that goes on traces them.
 
     Args:
         limit: what a probe may take, in bytes.
@@ -102,8 +102,8 @@ def _estimator(
 
 
 def _stored(run: RunFolder, limit: int) -> Expectations:
-    """What the run's folder has. What another version wrote, or was damaged, may not be readable:
-    then it is nothing, and everything is traced again."""
+    """Return what the run's folder has. What another version wrote, or was damaged, may not be
+    readable: then it is nothing, and everything is traced again."""
     data = read_json(run.estimates)
     with contextlib.suppress(*NONSENSE):
         return checked(expectations_from_plain(data or {}), Expectations)

@@ -37,14 +37,16 @@ class Expectations:
     limit_bytes: int
 
     def pairs(self, records: Sequence[Record]) -> Iterator[tuple[Estimate, Measurement]]:
-        """The estimate and the measurement of each probe that ended well and was estimated."""
+        """Yield the estimate and the measurement of each probe that ended well and was
+        estimated."""
         for record in records:
             estimate, measurement = self.estimates.get(record.candidate.key), record.measurement
             if estimate is not None and measurement is not None and measurement.outcome == "ok":
                 yield estimate, measurement
 
     def residual(self, records: Sequence[Record]) -> Residual:
-        """What the probes so far say of the estimates: an offset, a spread, how sure both are."""
+        """Return what the probes so far say of the estimates: an offset, a spread, how sure both
+        are."""
         estimated_bytes, measured_bytes = [], []
         for estimate, measurement in self.pairs(records):
             if estimate.traced and measurement.peak_memory_bytes is not None:
@@ -54,8 +56,8 @@ class Expectations:
         return refined(self.prior, estimated_bytes, measured_bytes)
 
     def speed(self, records: Sequence[Record]) -> Coefficients:
-        """What the probes so far say of the estimated step times: a factor for each of their parts,
-        and how sure these are."""
+        """Return what the probes so far say of the estimated step times: a factor for each of their
+        parts, and how sure these are."""
         parts, measured_s = [], []
         for estimate, measurement in self.pairs(records):
             if estimate.time_parts is not None and measurement.step_time_s:
@@ -64,12 +66,14 @@ class Expectations:
         return calibrated(parts, measured_s)
 
     def speeds(self) -> dict[str, float]:
-        """Expected tokens per second before any probe, by key, where there is an estimate of it."""
+        """Return expected tokens per second before any probe, by key, where there is an estimate of
+        it."""
         pairs = ((key, estimate.tokens_per_s) for key, estimate in self.estimates.items())
         return {key: speed for key, speed in pairs if speed is not None}
 
     def probability_of_oom(self, candidate: Candidate, residual: Residual) -> float | None:
-        """Probability that the candidate needs more than the limit; None: nothing is known."""
+        """Return probability that the candidate needs more than the limit; None: nothing is
+        known."""
         estimate = self.estimates.get(candidate.key)
         if estimate is None:
             return None
@@ -89,7 +93,7 @@ class Expectations:
     def hopeless(
         self, candidates: Sequence[Candidate], records: Sequence[Record]
     ) -> frozenset[str]:
-        """Keys of candidates that are not worth a probe; never of all.
+        """Return keys of candidates that are not worth a probe; never of all.
 
         Where nothing is expected to fit, the leanest is left: a measurement has to say so.
         """
@@ -106,7 +110,7 @@ class Expectations:
         return frozenset(out)
 
     def beyond_host(self, key: str) -> bool:
-        """Whether a candidate is as good as certain to take more of the host than there is."""
+        """True if a candidate is as good as certain to take more of the host than there is."""
         estimate = self.estimates.get(key)
         return estimate is not None and (estimate.p_host_oom or 0.0) > HOPELESS
 
@@ -133,7 +137,7 @@ class Expectations:
 
 
 def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
-    """The expectations that JSON data hold."""
+    """Return the expectations that JSON data hold."""
     return Expectations(
         estimates={key: estimate_from_plain(fields) for key, fields in data["estimates"].items()},
         prior=Residual(**data["prior"]),
@@ -142,6 +146,6 @@ def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
 
 
 def prior_of(replies: Collection[EstimateReply], facts: Facts, devices: int) -> Residual:
-    """What is assumed of a process before any was measured."""
+    """Return what is assumed of a process before any was measured."""
     process_bytes = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
     return prior_residual(facts.device, process_bytes, devices)

@@ -54,7 +54,8 @@ class History:
     def readings(
         self, job: Job, facts: Facts, space: SearchSpace, study: str = ""
     ) -> list[Reading]:
-        """What is known of the estimates of such a job: the newest rows, without `study`'s own."""
+        """Return what is known of the estimates of such a job: the newest rows, without `study`'s
+        own."""
         now = circumstances(job, facts)
         if now is None:
             return []
@@ -121,7 +122,8 @@ def subject(job: Job, facts: Facts) -> str:
 
 
 def circumstances(job: Job, facts: Facts) -> str | None:
-    """What may change between runs; None where estimates rest on rates that were not kept."""
+    """Return what may change between runs; None where estimates rest on rates that were not
+    kept."""
     rates = PlanCache.of_user().ceilings(facts.device.name)
     if rates is None:
         return None

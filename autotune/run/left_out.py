@@ -18,7 +18,7 @@ def left_out(
     recommendation: Recommendation,
     verification: Verification | None,
 ) -> Iterator[str]:
-    """What a run with a recommendation left out."""
+    """Yield what a run with a recommendation left out."""
     if session.estimates_cut:
         yield f"traces: they took more than their part of {session.deadline.words}"
     group = too_close(session, records)

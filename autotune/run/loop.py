@@ -66,7 +66,7 @@ def search(session: SearchSession) -> str:
 def reason_to_stop(
     session: SearchSession, records: Sequence[Record], promise: Outlook | None
 ) -> str | None:
-    """Why the search ends now; None while it goes on."""
+    """Return why the search ends now; None while it goes on."""
     return stop_reason(
         session.job.budget,
         probes=sum(counts_as_probe(record) for record in records),
@@ -85,7 +85,7 @@ def rule_out(session: SearchSession, records: Sequence[Record]) -> None:
 
 
 def ruled_out(session: SearchSession, records: Sequence[Record]) -> dict[str, str]:
-    """Keys of the candidates that need no probe, each with its reason."""
+    """Return keys of the candidates that need no probe, each with its reason."""
     return reasons_against(
         session.space.candidates, records, session.expectations, session.allowed_bytes
     )
@@ -97,7 +97,8 @@ def reasons_against(
     expectations: Expectations | None,
     allowed_bytes: int,
 ) -> dict[str, str]:
-    """The same of a run that was made before; without `expectations`, by its probes alone."""
+    """Return the same of a run that was made before; without `expectations`, by its probes
+    alone."""
     hopeless = expectations.hopeless(candidates, records) if expectations else ()
     probed = {record.candidate.key for record in records if counts_as_probe(record)}
     reasons = {
@@ -112,7 +113,8 @@ def reasons_against(
 
 
 def values_to_probe(session: SearchSession, records: Sequence[Record]) -> list[Candidate]:
-    """A candidate of each value that the job lists, no probe has measured and nothing rules out."""
+    """Return a candidate of each value that the job lists, no probe has measured and nothing rules
+    out."""
     if not session.job.recipe:
         return []
     out, speeds = ruled_out(session, records), session.study.expected_values()
@@ -192,14 +194,14 @@ def settle(session: SearchSession) -> bool:
 
 
 def unsettled(session: SearchSession, records: Sequence[Record]) -> list[Ranked]:
-    """Who is measured again; empty where nobody has to be, or the budget has no room."""
+    """Return who is measured again; empty where nobody has to be, or the budget has no room."""
     group = too_close(session, records)
     return group if room(session, records) >= len(group) else []
 
 
 def too_close(session: SearchSession, records: Sequence[Record]) -> list[Ranked]:
-    """Whose order is not certain; empty where it is, or where to measure them again would cost more
-    than it can save (but for the first round)."""
+    """Return whose order is not certain; empty where it is, or where to measure them again would
+    cost more than it can save (but for the first round)."""
     best = recommend(records, session.allowed_bytes)
     if isinstance(best, NothingFits):
         return []

@@ -14,7 +14,8 @@ process with the stack was measured to hold before it trains."""
 
 
 def process_alone(session: Session) -> NothingFits | None:
-    """Why nothing can fit, where the process alone takes more than a candidate may; else None."""
+    """Return why nothing can fit, where the process alone takes more than a candidate may; else
+    None."""
     prior, job = session.expectations.prior, session.job
     process_bytes = prior.offset_bytes
     if any(
@@ -43,12 +44,12 @@ def process_alone(session: Session) -> NothingFits | None:
 
 
 def least_limit(peak_bytes: int, job: Job) -> str:
-    """The limit whose headroom leaves so much, as a job has it."""
+    """Return the limit whose headroom leaves so much, as a job has it."""
     return f"{-int(-peak_bytes / (1 - job.headroom) // MIB)}MiB"
 
 
 def without_probes(session: Session, nothing: NothingFits) -> Result:
-    """What a run comes to that need not begin."""
+    """Return what a run comes to that need not begin."""
     return Result(
         outcome="nothing_fits",
         records=tuple(session.study.records()),

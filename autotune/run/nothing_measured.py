@@ -18,7 +18,7 @@ from autotune.units import format_seconds
 
 
 def before_the_search(deadline: Deadline) -> Result:
-    """What a run comes to whose time was over before its model and data were known."""
+    """Return what a run comes to whose time was over before its model and data were known."""
     problem = Problem(
         where="",
         what=f"{deadline.words} ended before the model and the data were known",
@@ -55,7 +55,7 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
 def nothing_measured(
     session: SearchSession, records: Sequence[Record], stop_reason: str
 ) -> Problem | None:
-    """Why it is not known whether anything fits; None where it is known.
+    """Return why it is not known whether anything fits; None where it is known.
 
     It is not known where a probe timed out: with more time it might have fitted. Nor where all
     probes ended otherwise than for lack of memory, or the total budget ended before the last.
@@ -87,7 +87,7 @@ def nothing_measured(
 
 
 def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: SearchSession) -> Problem:
-    """The last that timed out, and what to raise; a hang is no lack of time."""
+    """Return the last that timed out, and what to raise; a hang is no lack of time."""
     last, minutes = late[-1], session.job.budget.probe_minutes
     assert last.measurement is not None
     share = "all probes" if len(late) == len(probes) else f"{len(late)} of {len(probes)} probes"
@@ -106,7 +106,7 @@ def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: Search
 
 
 def _failed(probes: Sequence[Record], run: RunFolder) -> Problem:
-    """The first failure, and how all ended."""
+    """Return the first failure, and how all ended."""
     first = probes[0]
     assert first.measurement is not None
     outcomes = Counter(r.measurement.outcome for r in probes if r.measurement is not None)

@@ -51,7 +51,8 @@ class Options:
 
 
 def new_folder(name: str) -> Path:
-    """The folder of a run that nobody named one for: `runs/NAME-TIME`, which nobody has yet."""
+    """Return the folder of a run that nobody named one for: `runs/NAME-TIME`, which nobody has
+    yet."""
     path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([path], others) if not folder.exists())
@@ -79,7 +80,7 @@ def begin(
 
 
 def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) -> Facts:
-    """What is true of model, data, machine and stack before any probe.
+    """Return what is true of model, data, machine and stack before any probe.
 
     Raises:
         UserError: the job cannot be.
@@ -97,8 +98,8 @@ def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) 
 
 
 def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder) -> SearchSpace:
-    """The candidates of the job. The space of a run that starts is remembered; that of one that
-    goes on is held against it.
+    """Return the candidates of the job. The space of a run that starts is remembered; that of one
+    that goes on is held against it.
 
     Raises:
         UserError: the search space file has changed since.
@@ -128,8 +129,8 @@ def study_of(
     allowed: int,
     restored: Callable[[int, str], None],
 ) -> tuple[Study, Options]:
-    """The run's study, and how it searches: as it was started. A study that is gone is made anew of
-    what its probes left.
+    """Return the run's study, and how it searches: as it was started. A study that is gone is made
+    anew of what its probes left.
 
     Args:
         restored: hears of how many, and why.
@@ -158,7 +159,7 @@ def sampler_of(
     allowed: int,
     study: str,
 ) -> Sampler:
-    """Our sampler, or the one to compare it with.
+    """Return our sampler, or the one to compare it with.
 
     Raises:
         UserError: there is no sampler of that name.
@@ -182,7 +183,7 @@ def sampler_of(
 
 
 def first_candidates(space: SearchSpace) -> tuple[Candidate, ...]:
-    """What samplers without estimates begin with: the stack's defaults, then without
+    """Return what samplers without estimates begin with: the stack's defaults, then without
     checkpointing, then less padding."""
     default = space.default()
     changes: tuple[dict[str, KnobValue], ...] = (

@@ -87,7 +87,7 @@ class PastRun:
         )
 
     def recommendation(self, pinned: int | None = None) -> Recommendation:
-        """The run's recommendation, or the probe the user wants.
+        """Return the run's recommendation, or the probe the user wants.
 
         Raises:
             UserError: nothing can be recommended, or not that probe.
@@ -106,7 +106,7 @@ class PastRun:
     def files(
         self, recommendation: Recommendation, verification: Verification | None
     ) -> dict[str, str]:
-        """The bundle of a recommendation.
+        """Return the bundle of a recommendation.
 
         Raises:
             UserError: what was found of model and data makes no bundle.
@@ -125,7 +125,8 @@ class PastRun:
     def files_with_auto(
         self, recommendation: Recommendation, verification: Verification | None
     ) -> dict[str, str]:
-        """The bundle, and DeepSpeed's file once more with `auto` where the trainer fills it in.
+        """Return the bundle, and DeepSpeed's file once more with `auto` where the trainer fills it
+        in.
 
         Raises:
             UserError: the recommendation is not trained by DeepSpeed.
@@ -140,7 +141,8 @@ class PastRun:
         return {**self.files(recommendation, verification), AUTO_FILE: text}
 
     def kept_verification(self, recommendation: Recommendation) -> Verification | None:
-        """The stored verification, if it is of this probe and of files that would be the same."""
+        """Return the stored verification, if it is of this probe and of files that would be the
+        same."""
         stored = self.stored
         if stored is None or stored.probe != recommendation.chosen.number:
             return None
@@ -160,7 +162,8 @@ class PastRun:
 
 
 def reopen(path: Path, storage: str | None = None) -> PastRun:
-    """The run in a folder; nothing in it is changed or made. Its model and data may have gone.
+    """Return the run in a folder; nothing in it is changed or made. Its model and data may have
+    gone.
 
     Raises:
         UserError: there is none, or what it cannot do without is damaged.
@@ -202,7 +205,7 @@ def _usable(
     allowed: int,
     files: StoredFiles,
 ) -> tuple[Expectations | None, dict[str, str]]:
-    """The expectations, if they can be held against the probes, and what they leave out."""
+    """Return the expectations, if they can be held against the probes, and what they leave out."""
     if expectations is not None:
         try:
             compared(expectations, records)
@@ -216,7 +219,7 @@ def _usable(
 
 
 def _without_study(run: RunFolder, fault: str) -> UserError:
-    """The message about a run whose study.db cannot be used."""
+    """Return the message about a run whose study.db cannot be used."""
     probes = len(run.probe_numbers())
     if not probes:
         return user_error(

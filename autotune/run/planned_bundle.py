@@ -66,7 +66,7 @@ def refuse_used(folder: Path) -> None:
 
 
 def unsafe_reason(plan: Plan) -> str | None:
-    """Why a plan has no configuration that may be written; None: it has one."""
+    """Return why a plan has no configuration that may be written; None: it has one."""
     if not plan.choices or not plan.choices[0].estimate.fits:
         return "nothing fits"
     best = plan.choices[0].estimate
@@ -77,13 +77,13 @@ def unsafe_reason(plan: Plan) -> str | None:
 
 
 def is_elsewhere(plan: Plan) -> bool:
-    """Whether a plan is for a GPU that is not here."""
+    """True if a plan is for a GPU that is not here."""
     return plan.facts.device.kind == "cuda" and plan.facts.device.driver is None
 
 
 def trained_facts(plan: Plan, job: Job, dataset: str | None) -> Facts:
-    """The facts of a plan as its training has them: the model and the data by the names of the job,
-    and all the devices.
+    """Return the facts of a plan as its training has them: the model and the data by the names of
+    the job, and all the devices.
 
     Args:
         dataset: what the data are loaded by; None: there are none.
@@ -131,7 +131,7 @@ def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
 
 
 def is_planned(folder: Path) -> bool:
-    """Whether a folder is the bundle of a plan."""
+    """True if a folder is the bundle of a plan."""
     stored = read_json(folder / RECOMMENDATION)
     return isinstance(stored, dict) and "planned" in stored
 
@@ -190,7 +190,7 @@ def _run_of(folder: Path) -> RunFolder:
 
 
 def _stored(folder: Path) -> Planned:
-    """What was planned.
+    """Return what was planned.
 
     Raises:
         UserError: files are not as they were written, or by another version.
@@ -258,7 +258,7 @@ def _launched(
     output: Path,
     launching: Callable[..., Verification],
 ) -> tuple[Verification, Ranked | None]:
-    """What a launch shows, and what probes measured that it is held against; None: no probe
+    """Return what a launch shows, and what probes measured that it is held against; None: no probe
     ended well."""
     candidate, limit = planned.candidate, memory_limit(job, facts.device)
     chosen = settings(job, facts, candidate, str(output))
@@ -292,6 +292,6 @@ def _launched(
 
 
 def _ranked(candidate: Candidate, probes: list[Measurement]) -> Ranked:
-    """The candidate by the last of its probes."""
+    """Return the candidate by the last of its probes."""
     numbers = tuple(range(len(probes)))
     return Ranked(number=0, candidate=candidate, measurement=probes[-1], numbers=numbers)

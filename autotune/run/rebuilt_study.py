@@ -52,7 +52,7 @@ def rebuild(study: Study, space: SearchSpace, run: RunFolder) -> int:
 
 
 def left_by(folder: ChildFolder) -> Measurement:
-    """How a probe ended of which its run was not told, by its files."""
+    """Return how a probe ended of which its run was not told, by its files."""
     for file in (folder.measurement, folder.reply):
         plain: Any = read_json(file)
         if isinstance(plain, dict):

@@ -30,7 +30,7 @@ class UnprobedValue:
     limit_bytes: int
 
     def sentence(self) -> str:
-        """The value, the reason and the estimate."""
+        """Return the value, the reason and the estimate."""
         text = f"`{self.knob}: {value_label(self.value)}` was not probed: {self.why}"
         if self.peak_memory_bytes is None:
             return text
@@ -70,8 +70,8 @@ def next_of_values(
     ruled_out: Collection[str],
     speeds: Mapping[str, float],
 ) -> list[Candidate]:
-    """The fastest expected candidate of each listed value that no probe has measured, where one is
-    not ruled out. Two values may share it.
+    """Return the fastest expected candidate of each listed value that no probe has measured, where
+    one is not ruled out. Two values may share it.
 
     Args:
         ruled_out: keys of candidates that need no probe.
@@ -96,7 +96,7 @@ def unprobed_values(
     *,
     otherwise: str,
 ) -> tuple[UnprobedValue, ...]:
-    """What the job lists and no probe has measured, each with its reason.
+    """Return what the job lists and no probe has measured, each with its reason.
 
     Args:
         ruled_out: why candidates need no probe, by key.

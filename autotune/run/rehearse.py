@@ -129,7 +129,7 @@ def _flags(
     launched: Settings,
     fewer: dict[str, int],
 ) -> list[str]:
-    """What the rehearsal changes of the bundle's configuration.
+    """Return what the rehearsal changes of the bundle's configuration.
 
     Args:
         fewer: how many completions are generated at once, where vLLM's place is taken.
@@ -164,7 +164,7 @@ def _flags(
 
 
 def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
-    """The changes where completions are generated."""
+    """Return the changes where completions are generated."""
     changed: dict[str, Any] = {}
     config, real = launched.config, vllm_runs(launched)
     if config.get("use_vllm") and not real:
@@ -182,7 +182,7 @@ def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
 
 
 def _fewer_together(config: dict[str, Any], parts: int, processes: int) -> dict[str, int]:
-    """A generation batch of which each part fits, where all at once did not.
+    """Return a generation batch of which each part fits, where all at once did not.
 
     Args:
         parts: into how many the probe had to divide a generation that vLLM will make at once.

@@ -14,7 +14,7 @@ from autotune.units import format_seconds
 
 
 def room(session: SearchSession, records: Sequence[Record]) -> float:
-    """How many more probes the budget has room for, by what they took so far."""
+    """Return how many more probes the budget has room for, by what they took so far."""
     budget, cost_s = session.job.budget, probe_cost_s(records)
     minutes_s = max(60 * budget.minutes - probing_s(records), 0.0)
     total_s = max(session.deadline.left_s - reserved_s(session, records), 0.0)
@@ -26,7 +26,7 @@ def room(session: SearchSession, records: Sequence[Record]) -> float:
 
 
 def no_time(session: SearchSession, records: Sequence[Record]) -> str | None:
-    """Why the total budget has no room for another probe; None where it has."""
+    """Return why the total budget has no room for another probe; None where it has."""
     left_s, kept_s = session.deadline.left_s, reserved_s(session, records)
     if left_s - kept_s > probe_cost_s(records):
         return None
@@ -37,8 +37,8 @@ def no_time(session: SearchSession, records: Sequence[Record]) -> str | None:
 
 
 def reserved_s(session: SearchSession, records: Sequence[Record]) -> float:
-    """What of a total budget is kept for the verification. Seconds: 0 before there is something to
-    verify, and where there is too little time for it anyway."""
+    """Return what of a total budget is kept for the verification. Seconds: 0 before there is
+    something to verify, and where there is too little time for it anyway."""
     best = recommend(records, session.allowed_bytes)
     without = session.deadline.total_s is None or not session.options.verify
     if without or isinstance(best, NothingFits) or not has_time_to_verify(session, best):
@@ -47,24 +47,24 @@ def reserved_s(session: SearchSession, records: Sequence[Record]) -> float:
 
 
 def has_time_to_verify(session: SearchSession, recommendation: Recommendation) -> bool:
-    """Whether a verification may end before the deadline."""
+    """True if a verification may end before the deadline."""
     needed_s = session.verification_s(recommendation.chosen) / MARGIN
     return session.deadline.left_s >= needed_s
 
 
 def probe_cost_s(records: Sequence[Record]) -> float:
-    """What a probe took, by the median of those so far; 0 before any."""
+    """Return what a probe took, by the median of those so far; 0 before any."""
     seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
     return statistics.median(seconds) if seconds else 0.0
 
 
 def probing_s(records: Sequence[Record]) -> float:
-    """Seconds that all probes took."""
+    """Return seconds that all probes took."""
     return sum(r.measurement.seconds for r in records if r.measurement is not None)
 
 
 def outlook(session: SearchSession, records: Sequence[Record]) -> Outlook | None:
-    """What the next probe promises; None where nothing is expected of it."""
+    """Return what the next probe promises; None where nothing is expected of it."""
     gain = session.study.gain()
     best = recommend(records, session.allowed_bytes)
     if gain is None or isinstance(best, NothingFits):
@@ -77,14 +77,14 @@ def outlook(session: SearchSession, records: Sequence[Record]) -> Outlook | None
 
 
 def job_seconds(session: SearchSession, chosen: Ranked) -> float | None:
-    """What the whole job takes with a candidate."""
+    """Return what the whole job takes with a candidate."""
     return session.work(chosen.candidate).seconds(chosen.measurement)
 
 
 def standing(
     session: SearchSession, records: Sequence[Record], promise: Outlook | None = None
 ) -> Standing:
-    """How the search stands.
+    """Return how the search stands.
 
     Args:
         promise: the outlook of the next probe; None: it is made for something else.

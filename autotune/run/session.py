@@ -157,7 +157,7 @@ class SearchSession(ABC):
         to_beat: float | None,
         most_s: float,
     ) -> Measurement:
-        """The measurement of probe `number`.
+        """Return the measurement of probe `number`.
 
         Args:
             watch: ends it.
@@ -167,11 +167,11 @@ class SearchSession(ABC):
 
     @abstractmethod
     def work(self, candidate: Candidate) -> Work:
-        """How much there is to train."""
+        """Return how much there is to train."""
 
     @abstractmethod
     def verification_s(self, ranked: Ranked) -> float:
-        """What the verification of a candidate is expected to take, in seconds."""
+        """Return what the verification of a candidate is expected to take, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ class Session(SearchSession):
         to_beat: float | None,
         most_s: float,
     ) -> Measurement:
-        """The measurement of a short training in a child."""
+        """Return the measurement of a short training in a child."""
         return measure_candidate(
             self.server,
             self.run.probe(number),
@@ -205,11 +205,11 @@ class Session(SearchSession):
         )
 
     def work(self, candidate: Candidate) -> Work:
-        """How much the job trains, by the settings of a candidate."""
+        """Return how much the job trains, by the settings of a candidate."""
         return work_of(settings(self.job, self.facts, candidate).config)
 
     def verification_s(self, ranked: Ranked) -> float:
-        """What it takes to launch a bundle for a few steps."""
+        """Return what it takes to launch a bundle for a few steps."""
         return expected_seconds(self.job, ranked, self.server.import_s)
 
     @classmethod
@@ -223,7 +223,7 @@ class Session(SearchSession):
         listener: Listener,
         deadline: Deadline,
     ) -> Self:
-        """Everything that a run needs, made now or as it was left.
+        """Return everything that a run needs, made now or as it was left.
 
         Raises:
             UserError: the job cannot be, or the run's files have changed.

@@ -50,7 +50,8 @@ class Memory:
 
 
 def soak_steps(soak_s: float, step_s: float) -> int:
-    """How many steps a soak has: rather too long than too short, and enough for its parts."""
+    """Return how many steps a soak has: rather too long than too short, and enough for its
+    parts."""
     steps = max(round(1.2 * soak_s / step_s), PARTS * LOGGING_STEPS)
     return steps + steps % LOGGING_STEPS
 
@@ -87,8 +88,8 @@ def creep_problems(memory: Memory, parts: Sequence[TimedSteps], job_s: float | N
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median of the slopes between any two points (Theil and Sen): a few that lie elsewhere, or
-    one step up that stays, do not move it."""
+    """Return the median of the slopes between any two points (Theil and Sen): a few that lie
+    elsewhere, or one step up that stays, do not move it."""
     pairs = itertools.combinations(points, 2)
     return statistics.median((y - y0) / (x - x0) for (x0, y0), (x, y) in pairs)
 
@@ -107,12 +108,12 @@ def _least_held(samples: Samples, parts: Sequence[TimedSteps]) -> list[tuple[flo
 
 
 def _parts_until(when_s: float, parts: Sequence[TimedSteps]) -> float:
-    """How many parts were over at a time."""
+    """Return how many parts were over at a time."""
     return sum(min(max((when_s - p.begin_s) / p.seconds, 0.0), 1.0) for p in parts)
 
 
 def _lasts(points: Sequence[tuple[float, float]]) -> bool:
-    """Whether what grows does so to the end."""
+    """True if what grows does so to the end."""
     return slope(points[len(points) // 2 :]) >= LASTING * slope(points)
 
 
@@ -148,7 +149,7 @@ def judge_soak(
     chosen: Ranked,
     launched: Settings,
 ) -> Verification:
-    """What a soak says of a bundle that was verified before.
+    """Return what a soak says of a bundle that was verified before.
 
     Args:
         parts: its steps, in parts; none where too few of them were logged.
@@ -176,7 +177,8 @@ def judge_soak(
 
 
 def memories(report: LaunchReport, launched: Settings) -> list[Memory]:
-    """What is looked at: the device's, and of a GPU its host's, of which each rank has a share."""
+    """Return what is looked at: the device's, and of a GPU its host's, of which each rank has a
+    share."""
     job, facts = launched.job, launched.facts
     limit = memory_limit_of(job, facts)
     if facts.device.kind != "cuda":
@@ -193,7 +195,8 @@ def memories(report: LaunchReport, launched: Settings) -> list[Memory]:
 def _quiet_parts(
     report: LaunchReport, parts: Sequence[TimedSteps], launched: Settings
 ) -> list[bool]:
-    """Whether nobody else can have slowed each of these down: on a CPU it has to be known."""
+    """Return whether nobody else can have slowed each of these down: on a CPU it has to be
+    known."""
     shares = [share_waited(report, part, launched) for part in parts]
     on_gpu = launched.facts.device.kind == "cuda"
     return [is_quiet(share) if share is not None else on_gpu for share in shares]

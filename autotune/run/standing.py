@@ -77,7 +77,7 @@ class ProbeSteps:
     peak_memory_bytes: int | None = None
 
     def after(self, event: Mapping[str, Any]) -> "ProbeSteps":
-        """Where it is after an event that its child told (`probe/step_meter.py`)."""
+        """Return where it is after an event that its child told (`probe/step_meter.py`)."""
         peak = event.get("peak_memory_bytes", self.peak_memory_bytes)
         match event.get("event"):
             case "planned":

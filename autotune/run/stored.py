@@ -62,15 +62,15 @@ class StoredFiles:
     notes: list[str] = field(default_factory=list)
 
     def choice(self) -> StoredChoice | None:
-        """What is recommended; None before there was a recommendation."""
+        """Return what is recommended; None before there was a recommendation."""
         return self._read(self.run.recommendation, _choice, "`autotune emit` writes it anew")
 
     def ending(self) -> StoredEnding | None:
-        """How the run ended; None where it was killed."""
+        """Return how the run ended; None where it was killed."""
         return self._read(self.run.ending, _ending, "why the search ended is not shown")
 
     def expectations(self) -> Expectations | None:
-        """What the run expected of its candidates; None where it did not get that far."""
+        """Return what the run expected of its candidates; None where it did not get that far."""
         return self._read(self.run.estimates, _expectations, "estimates are not shown")
 
     def _read(self, path: Path, read: Callable[[dict[str, Any]], _T], without: str) -> _T | None:
@@ -116,7 +116,7 @@ def refuse_script(run: RunFolder) -> None:
 
 
 def stored_facts(run: RunFolder) -> Facts:
-    """What the survey found.
+    """Return what the survey found.
 
     Raises:
         UserError: it is missing or damaged.
@@ -132,7 +132,7 @@ def stored_facts(run: RunFolder) -> Facts:
 def stored_records(
     files: StoredFiles, space: SearchSpace, storage: Path | str, study: str, allowed: int
 ) -> tuple[Record, ...]:
-    """What the study holds; the notes of `files` tell what of it is left out.
+    """Return what the study holds; the notes of `files` tell what of it is left out.
 
     Args:
         study: its name.
@@ -150,7 +150,7 @@ def stored_records(
 
 
 def study_name(run: RunFolder) -> str:
-    """The name of the run's study.
+    """Return the name of the run's study.
 
     Raises:
         UserError: run.json does not say it.
@@ -166,7 +166,7 @@ def study_name(run: RunFolder) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What is wrong with data, in the words of who could not use them."""
+    """Return what is wrong with data, in the words of who could not use them."""
     words = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 

@@ -29,7 +29,8 @@ class TimedSteps:
         return self.end_s - self.begin_s
 
     def against_promise(self, chosen: Ranked) -> float:
-        """Seconds that were promised for exactly these batches, over the seconds they took."""
+        """Return seconds that were promised for exactly these batches, over the seconds they
+        took."""
         m = chosen.measurement
         if self.sizes is None or m.micro_step_fixed_s is None or m.micro_step_per_token_s is None:
             return self.tokens / chosen.tokens_per_s / self.seconds
@@ -42,7 +43,7 @@ class TimedSteps:
 def timed_steps_of(
     report: LaunchReport, state: Any | None, rehearsal: RehearsalReply
 ) -> TimedSteps | None:
-    """All timed steps; None where a log line of theirs is missing.
+    """Return all timed steps; None where a log line of theirs is missing.
 
     Args:
         state: the Trainer's own state, from the checkpoint; None: nothing was saved.
@@ -54,8 +55,8 @@ def timed_steps_of(
 def timed_parts(
     report: LaunchReport, state: Any | None, rehearsal: RehearsalReply, count: int
 ) -> list[TimedSteps]:
-    """The timed steps in so many parts of about as many steps each; none where a log line that
-    they need is missing, or there are fewer steps than that."""
+    """Return the timed steps in so many parts of about as many steps each; none where a log line
+    that they need is missing, or there are fewer steps than that."""
     if state is None:
         return []
     history = [e for e in state["log_history"] if "loss" in e or "objective/kl" in e]

@@ -56,7 +56,7 @@ class Verification:
 
     @property
     def was_disturbed(self) -> bool:
-        """Whether it was too slow while others took the cores: that says nothing of the bundle."""
+        """True if it was too slow while others took the cores: that says nothing of the bundle."""
         return self.only_too_slow and not is_quiet(self.processor_wait_share)
 
     def plain(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def judge(
     launched: Settings,
     log: str,
 ) -> Verification:
-    """What the launch says of the promise. Pure.
+    """Return what the launch says of the promise. Pure.
 
     Args:
         state: the Trainer's own state, from the checkpoint; None: nothing was saved.
@@ -116,7 +116,7 @@ def judge(
 
 
 def vllm_runs(launched: Settings) -> bool:
-    """Whether a launch generates with vLLM: where that is installed, and no server has to be
+    """True if a launch generates with vLLM: where that is installed, and no server has to be
     there."""
     facts = launched.facts
     here = "vllm" not in facts.stack.absent
@@ -124,7 +124,7 @@ def vllm_runs(launched: Settings) -> bool:
 
 
 def _launched_peak(chosen: Ranked) -> int:
-    """What a launch takes in which transformers generate in vLLM's place. Bytes."""
+    """Return what a launch takes in which transformers generate in vLLM's place. Bytes."""
     m = chosen.measurement
     outside = (m.peak_memory_bytes or 0) - (m.vllm_bytes or 0) - (m.reserved_peak_bytes or 0)
     generation = m.generation_peak_bytes or 0
@@ -134,7 +134,7 @@ def _launched_peak(chosen: Ranked) -> int:
 
 
 def _kept(evaluates: bool, speeds: str, peak: int | None, promised: int, without_vllm: bool) -> str:
-    """What is said of a launch that keeps its promise."""
+    """Return what is said of a launch that keeps its promise."""
     instead = "; vLLM was not run, transformers generated" if without_vllm else ""
     through = "its worst batch, an evaluation" if evaluates else "its worst batch"
     return (
@@ -154,7 +154,7 @@ def _speed_problems(speeds: str, slow: bool, fast: bool, waited: float | None) -
 
 
 def share_waited(report: LaunchReport, timed: TimedSteps, launched: Settings) -> float | None:
-    """The part of timed steps in which the threads that compute waited for a core; None: not
+    """Return the part of timed steps in which the threads that compute waited for a core; None: not
     known."""
     ranks, each = launched.processes, threads(launched.facts, launched.processes)
     workers = launched.config.get("dataloader_num_workers") or 0
@@ -166,7 +166,7 @@ def share_waited(report: LaunchReport, timed: TimedSteps, launched: Settings) ->
 def launch_problems(
     report: LaunchReport, evaluated: bool, saved: bool, speed: float | None
 ) -> list[str]:
-    """Why a launch did not come to its end, or cannot be timed."""
+    """Return why a launch did not come to its end, or cannot be timed."""
     if report.memory_kills and (report.exit_code != 0 or report.timed_out):
         size = format_bytes(report.peak_resident_bytes)
         return [
@@ -202,5 +202,5 @@ def _memory_problems(
 
 
 def memory_limit_of(job: Job, facts: Facts) -> int:
-    """What a launch may take of its device. Bytes."""
+    """Return what a launch may take of its device. Bytes."""
     return job.devices.memory or facts.device.free_bytes

@@ -20,8 +20,8 @@ MAX_VERIFICATIONS = 3
 
 
 def emitted(session: Session, first: Recommendation) -> tuple[Recommendation, Verification | None]:
-    """What is recommended in the end, its bundle written; launched too, unless told not to, or the
-    total budget has no time for that."""
+    """Return what is recommended in the end, its bundle written; launched too, unless told not to,
+    or the total budget has no time for that."""
     if session.options.verify and has_time_to_verify(session, first):
         return verified(session, first)
     emit_session(session, first, None)
@@ -29,7 +29,7 @@ def emitted(session: Session, first: Recommendation) -> tuple[Recommendation, Ve
 
 
 def verified(session: Session, first: Recommendation) -> tuple[Recommendation, Verification]:
-    """The first recommendation whose bundle passes; where none does, the very first one.
+    """Return the first recommendation whose bundle passes; where none does, the very first one.
 
     A launch that is off may make the candidate be probed again: that probe is one of the run, and
     where another candidate is the fastest by it, that one is next.
@@ -103,7 +103,7 @@ def render(
     probes: int,
     verification: Verification | None,
 ) -> dict[str, str]:
-    """The files of a bundle that is launched with this very interpreter."""
+    """Return the files of a bundle that is launched with this very interpreter."""
     return bundle_files(
         recommendation,
         job,

@@ -119,7 +119,7 @@ def _judge_launches(
     deadline: Deadline,
     heard: Heard,
 ) -> Verification:
-    """What a launch shows; of one whose speed is off, a second one beside a new probe."""
+    """Return what a launch shows; of one whose speed is off, a second one beside a new probe."""
     first = _in_quiet(lambda: launch(ranked), deadline)
     if not (first.only_too_slow or first.only_too_fast) or first.was_disturbed:
         return first
@@ -168,7 +168,7 @@ def _soak(
 
 
 def _longer(rehearsal: RehearsalReply, steps: int) -> RehearsalReply:
-    """The same rows again and again, for so many timed steps."""
+    """Return the same rows again and again, for so many timed steps."""
     tokens = rehearsal.tokens and round(rehearsal.tokens * steps / rehearsal.timed)
     return dataclasses.replace(rehearsal, timed=steps, sizes=None, tokens=tokens)
 
@@ -193,7 +193,7 @@ def _in_quiet(launch: Callable[[], Verification], deadline: Deadline) -> Verific
 
 
 def expected_seconds(job: Job, ranked: Ranked, import_s: float) -> float:
-    """What a verification is expected to take, rather too much than too little. Seconds.
+    """Return what a verification is expected to take, rather too much than too little. Seconds.
 
     Args:
         ranked: the candidate that is launched.

@@ -84,7 +84,7 @@ class ScriptCommand:
 
 
 def hooked(request: Path) -> dict[str, str]:
-    """Variables that load the hook with a request."""
+    """Return variables that load the hook with a request."""
     path = os.environ.get("PYTHONPATH")
     return {
         **without_trackers(request.parent),
@@ -94,8 +94,8 @@ def hooked(request: Path) -> dict[str, str]:
 
 
 def without_trackers(folder: Path) -> dict[str, str]:
-    """Variables that keep looks and probes from what a script tells a tracker by itself; MLflow,
-    which cannot be switched off, writes into `folder`."""
+    """Return variables that keep looks and probes from what a script tells a tracker by itself;
+    MLflow, which cannot be switched off, writes into `folder`."""
     return {
         "WANDB_MODE": "disabled",
         "COMET_MODE": "disabled",

@@ -18,7 +18,7 @@ MAX_VERIFICATIONS = 2
 
 
 def without(session: ScriptSession, first: NothingFits, reason: str) -> Result:
-    """What a search comes to that has no stable candidate: nothing fits, or nobody knows."""
+    """Return what a search comes to that has no stable candidate: nothing fits, or nobody knows."""
     unknown = unknown_result(session, reason)
     if unknown is not None:
         return unknown
@@ -27,7 +27,8 @@ def without(session: ScriptSession, first: NothingFits, reason: str) -> Result:
 
 
 def saving(session: ScriptSession, chosen: Recommendation) -> Saving | None:
-    """What the search brought against the script's own settings, where these were measured."""
+    """Return what the search brought against the script's own settings, where these were
+    measured."""
     ranked = (chosen.chosen, *chosen.ties, *chosen.runners_up)
     default = session.space.default().key
     unchanged = next((each for each in ranked if each.candidate.key == default), None)
@@ -46,7 +47,7 @@ def saving(session: ScriptSession, chosen: Recommendation) -> Saving | None:
 def emitted(
     session: ScriptSession, first: Recommendation
 ) -> tuple[Recommendation, Verification | None]:
-    """What is recommended in the end, its files written; started too, unless told not to."""
+    """Return what is recommended in the end, its files written; started too, unless told not to."""
     command = session.starter
     if not isinstance(command, ScriptCommand):
         return first, None

@@ -55,7 +55,7 @@ class ScriptBundle:
 
     @property
     def by_flags(self) -> bool:
-        """Whether flags on the command line set all of it; another program that starts the script
+        """True if flags on the command line set all of it; another program that starts the script
         with words of its own may not hand them on."""
         if not self.look.flags or None in self.changes.values():
             return False
@@ -66,7 +66,7 @@ class ScriptBundle:
 
 
 def files_of(bundle: ScriptBundle, hook: str) -> dict[str, str]:
-    """The files, by their names.
+    """Return the files, by their names.
 
     Args:
         hook: the text of `sitecustomize.py`.
@@ -98,7 +98,7 @@ def _json(data: Any) -> str:
 
 
 def flags_of(changes: Mapping[str, Any]) -> list[str]:
-    """Fields as flags of a command line."""
+    """Return fields as flags of a command line."""
     words = ((f"--{name}", _word(value)) for name, value in sorted(changes.items()))
     return [word for pair in words for word in pair]
 

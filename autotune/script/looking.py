@@ -61,7 +61,7 @@ def _without_training(
 
 
 def last_lines(log: Path) -> str:
-    """The end of what a script said, in one line; of a traceback what it says, not where."""
+    """Return the end of what a script said, in one line; of a traceback what it says, not where."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

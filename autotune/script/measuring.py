@@ -110,7 +110,7 @@ def _stopped(folder: ChildFolder, reason: str) -> Measurement:
 
 
 def _silent(path: Path, report: LaunchReport, kind: str, limit_bytes: int) -> Measurement:
-    """A start that ended without the reply of every rank."""
+    """Return a start that ended without the reply of every rank."""
     full = kind == "cpu" and report.peak_resident_bytes >= NEAR_LIMIT * limit_bytes
     if report.memory_kills or (full and report.exit_code != 0):
         who = "the kernel, which ran out of memory, ended it" if report.memory_kills else "it died"

@@ -73,7 +73,7 @@ def opened(
     verify: bool,
     global_batch: int | None,
 ) -> ScriptSession:
-    """Everything that a search needs, made now or as it was left."""
+    """Return everything that a search needs, made now or as it was left."""
     budget = checked_budget(limits)
     deadline = Deadline(total_s=budget.total)
     with deadline.cuts():
@@ -112,7 +112,7 @@ def opened(
 
 
 def checked_budget(limits: Mapping[str, Any]) -> Budget:
-    """The budget of a search.
+    """Return the budget of a search.
 
     Raises:
         UserError: it is none.
@@ -137,7 +137,7 @@ def faults_of_limits(*room: str) -> Iterator[None]:
 
 
 def look_of(starter: Starter, run: RunFolder, timeout_s: float, listener: Listener) -> Look:
-    """What is seen of the script, now or when the search began."""
+    """Return what is seen of the script, now or when the search began."""
     earlier = read_json(run.survey.path / "look.json")
     if earlier is not None:
         with contextlib.suppress(*NONSENSE):
@@ -149,7 +149,7 @@ def look_of(starter: Starter, run: RunFolder, timeout_s: float, listener: Listen
 def study_of(
     run: RunFolder, space: SearchSpace, prior: Any, allowed: int, listener: Listener
 ) -> Study:
-    """The study of a search; one that is gone is made anew of what its probes left."""
+    """Return the study of a search; one that is gone is made anew of what its probes left."""
     name = str(run.read(run.run).get("study"))
     fault = set_aside(run, name)
     sampler = guided_sampler(space, {}, prior, allowed_bytes=allowed)

@@ -50,7 +50,7 @@ class PastScriptRun:
     limits: Mapping[str, Any]
 
     def content(self) -> Content:
-        """What a report says of it."""
+        """Return what a report says of it."""
         look, content = self.look, content_of(self.past)
         of_job = ("weights", "method", "tuning", "data", "global batch")
         about = [pair for pair in content.about if pair[0] not in of_job]
@@ -79,7 +79,7 @@ class PastScriptRun:
         return [text for text in content.absent if "was not estimated" not in text]
 
     def _commands(self, content: Content) -> list[tuple[str, str]]:
-        """What is as of a job's run, and how this search was begun."""
+        """Return what is as of a job's run, and how this search was begun."""
         others = ("launch and check it again", "do the search again")
         commands = [pair for pair in content.commands if pair[0] not in others]
         if self.words:
@@ -89,7 +89,7 @@ class PastScriptRun:
 
 
 def _flags(limits: Mapping[str, Any]) -> list[str]:
-    """The limits of a search as flags."""
+    """Return the limits of a search as flags."""
     flags: list[str] = []
     for room, value in sorted(limits.items()):
         fields = {f"{room}.{n}": v for n, v in value.items()} if isinstance(value, dict) else None
@@ -99,7 +99,7 @@ def _flags(limits: Mapping[str, Any]) -> list[str]:
 
 
 def reopen_script(path: Path) -> PastScriptRun:
-    """The script's run in a folder; nothing in it is changed or made.
+    """Return the script's run in a folder; nothing in it is changed or made.
 
     Raises:
         UserError: there is none, or what it cannot do without is damaged.
@@ -142,7 +142,7 @@ def _global_batch(kept: Mapping[str, Any]) -> int | None:
 
 
 def look_of_run(run: RunFolder) -> Look:
-    """What was seen of the script of a run.
+    """Return what was seen of the script of a run.
 
     Raises:
         UserError: it is missing, or damaged.

@@ -48,8 +48,8 @@ class ScriptSession(SearchSession):
         to_beat: float | None,
         most_s: float,
     ) -> Measurement:
-        """The measurement of a few steps of the script with a candidate's fields; once more where
-        somebody else ended it."""
+        """Return the measurement of a few steps of the script with a candidate's fields; once more
+        where somebody else ended it."""
         folder = self.run.probe(number)
         steps = candidate.gradient_accumulation_steps
         if not self.look.online:
@@ -68,11 +68,12 @@ class ScriptSession(SearchSession):
         return measurement
 
     def work(self, candidate: Candidate) -> Work:
-        """How much the script trains."""
+        """Return how much the script trains."""
         return work_of(self.look.arguments)
 
     def verification_s(self, ranked: Ranked) -> float:
-        """A start takes what its probe took, and as much longer as it has more micro-steps."""
+        """Return a start takes what its probe took, and as much longer as it has more
+        micro-steps."""
         more = ranked.candidate.gradient_accumulation_steps / PROBED_STEPS
         stages = ranked.measurement.stages_s
         return ranked.measurement.seconds + max(more - 1, 0.0) * stages.get("train", 0.0)
@@ -134,7 +135,7 @@ class ScriptSession(SearchSession):
 
 
 def judge(found: Measurement, ranked: Ranked, log: Path) -> Verification:
-    """What a start shows beside what its probe promised. Pure."""
+    """Return what a start shows beside what its probe promised. Pure."""
     promised = ranked.measurement
     ratio = None
     if found.step_time_s and promised.step_time_s:

@@ -57,14 +57,14 @@ BATCH_IS_RECIPE = ("SentenceTransformerTrainer", "CrossEncoderTrainer", "KTOTrai
 
 
 def value_of(look: Look, name: str) -> Any:
-    """The value that a script has of a knob, by whatever name its stack has the field; a switch
-    that it leaves open is off."""
+    """Return the value that a script has of a knob, by whatever name its stack has the field; a
+    switch that it leaves open is off."""
     value = look.arguments.get(field_name(name, frozenset(look.arguments)))
     return False if value is None and name in SWITCHES else value
 
 
 def definition_of(look: Look) -> SpaceDefinition:
-    """The knobs of a script, of the shipped space, and the rules between them."""
+    """Return the knobs of a script, of the shipped space, and the rules between them."""
     shipped = load_definition(SFT.name)
     knobs = [_of_script(knob, look) for knob in shipped.knobs]
     return dataclasses.replace(
@@ -101,7 +101,7 @@ def _with(value: Any, values: list[Any]) -> list[Any]:
 
 
 def _needs_workers(look: Look) -> bool:
-    """Whether other arguments of the script are refused without data workers."""
+    """True if other arguments of the script are refused without data workers."""
     names = ("dataloader_prefetch_factor", "dataloader_persistent_workers")
     return any(look.arguments.get(name) for name in names) and bool(value_of(look, WORKERS))
 
@@ -119,7 +119,7 @@ def _may_vary(name: str, look: Look, has: Any) -> bool:
 
 
 def job_of(look: Look, limits: Mapping[str, Any], rows: int | None = None) -> Job:
-    """The job that the loop of a run works on: its batch is that of one process.
+    """Return the job that the loop of a run works on: its batch is that of one process.
 
     Args:
         limits: `budget`, `headroom`, `devices` and `fixed` of a job.
@@ -158,7 +158,7 @@ def job_of(look: Look, limits: Mapping[str, Any], rows: int | None = None) -> Jo
 
 
 def facts_of(look: Look, device: DeviceFacts, stack: StackFacts) -> Facts:
-    """What is true of a script before any probe."""
+    """Return what is true of a script before any probe."""
     rows, lengths = look.rows or 0, look.lengths
     shape: dict[str, Any] = dict(look.shape)
     return Facts(
@@ -192,7 +192,7 @@ def facts_of(look: Look, device: DeviceFacts, stack: StackFacts) -> Facts:
 
 
 def space_of(look: Look, job: Job, facts: Facts) -> SearchSpace:
-    """Every candidate of a script.
+    """Return every candidate of a script.
 
     Raises:
         UserError: nothing is feasible.
@@ -208,13 +208,14 @@ def space_of(look: Look, job: Job, facts: Facts) -> SearchSpace:
 
 
 def _generates_whole(look: Look, candidate: Candidate) -> bool:
-    """Whether whole micro-batches make up what is generated at once."""
+    """True if whole micro-batches make up what is generated at once."""
     together = look.arguments.get(GENERATION_BATCH) if look.online else None
     return together is None or together % (candidate.micro_batch * look.ways) == 0
 
 
 def fields_of(candidate: Candidate, look: Look) -> dict[str, Any]:
-    """All fields of the arguments that a candidate decides, by the names of the script's stack."""
+    """Return all fields of the arguments that a candidate decides, by the names of the script's
+    stack."""
     names = frozenset(look.arguments)
     return {
         field_name(name, names): value
@@ -224,7 +225,7 @@ def fields_of(candidate: Candidate, look: Look) -> dict[str, Any]:
 
 
 def changes_of(candidate: Candidate, look: Look) -> dict[str, Any]:
-    """The fields in which a candidate differs from the script's own arguments."""
+    """Return the fields in which a candidate differs from the script's own arguments."""
     fields = {
         name: value
         for name, value in fields_of(candidate, look).items()
@@ -237,7 +238,7 @@ def changes_of(candidate: Candidate, look: Look) -> dict[str, Any]:
 
 
 def environment_of(candidate: Candidate) -> dict[str, str]:
-    """Variables that a candidate sets."""
+    """Return variables that a candidate sets."""
     if not candidate.values.get(SEGMENTS):
         return {}
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -21,7 +21,8 @@ class Work:
     max_steps: int | None
 
     def seconds(self, measurement: Measurement) -> float | None:
-        """Seconds of training alone, without evaluation and saving; None where they are not known.
+        """Return seconds of training alone, without evaluation and saving; None where they are not
+        known.
 
         Args:
             measurement: it tells the tokens of a step and of an epoch, and the speed.
@@ -42,7 +43,7 @@ class Work:
 
 
 def work_of(config: Mapping[str, Any]) -> Work:
-    """The work of a job by its trainer's settings."""
+    """Return the work of a job by its trainer's settings."""
     steps = int(config.get("max_steps") or 0)
     return Work(
         epochs=float(config["num_train_epochs"]),
@@ -69,7 +70,7 @@ class Saving:
     default: str = "the stack's defaults"
 
     def sentence(self) -> str:
-        """The saving as a sentence."""
+        """Return the saving as a sentence."""
         seconds = self.default_s - self.job_s
         cost = f"{format_seconds(self.probing_s)} of probing saved"
         if seconds <= 0:

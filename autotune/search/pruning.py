@@ -15,7 +15,7 @@ class CannotWinPruner(BasePruner):
     """
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Whether `trial` cannot win any more."""
+        """True if `trial` cannot win any more."""
         step = trial.last_step
         if step is None:
             return False

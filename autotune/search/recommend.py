@@ -115,7 +115,7 @@ def recommend(
 
 
 def standings(records: Sequence[Record]) -> list[Ranked]:
-    """The candidates that were measured, each once, the fastest first."""
+    """Return the candidates that were measured, each once, the fastest first."""
     readings: dict[str, list[Record]] = {}
     for record in records:
         if record.measurement is not None and record.measurement.outcome == "ok":
@@ -162,7 +162,7 @@ def _pinned(
 
 
 def is_tie(fastest: Ranked, candidate: Ranked) -> bool:
-    """Whether the two differ by no more than their measured noise."""
+    """True if the two differ by no more than their measured noise."""
     noise = math.hypot(
         fastest.measurement.relative_uncertainty or 0.0,
         candidate.measurement.relative_uncertainty or 0.0,
@@ -245,7 +245,7 @@ def _reasons(
 
 
 def _phases(m: Measurement) -> list[str]:
-    """Where the time of a step goes, where completions are generated."""
+    """Return where the time of a step goes, where completions are generated."""
     if m.generation_s is None or m.completions_per_s is None:
         return []
     phases = {"generation": m.generation_s, "scoring": m.scoring_s, "update": m.update_s}
@@ -264,7 +264,8 @@ def _phases(m: Measurement) -> list[str]:
 def _nothing_fits(
     records: Sequence[Record], allowed_bytes: int | None, rejected: Mapping[str, tuple[int, ...]]
 ) -> NothingFits:
-    """The candidate that came nearest: one that ran but took too much; else the leanest refused."""
+    """Return the candidate that came nearest: one that ran but took too much; else the leanest
+    refused."""
     failures = [
         (record.measurement.outcome == "oom", excess, record)
         for record in records

@@ -44,7 +44,7 @@ class Repeatability:
 
 
 def repeatability(records: Iterable[Record]) -> Repeatability:
-    """How well speeds repeat, from every candidate that ended ok more than once."""
+    """Return how well speeds repeat, from every candidate that ended ok more than once."""
     by_candidate = defaultdict(list)
     for record in records:
         measurement = record.measurement
@@ -67,12 +67,13 @@ def repeatability(records: Iterable[Record]) -> Repeatability:
 
 
 def error(measurement: Measurement, sd: float) -> float:
-    """Relative standard error of one probe's speed: its own interval, and what probes differ."""
+    """Return relative standard error of one probe's speed: its own interval, and what probes
+    differ."""
     return math.hypot(sd, (measurement.relative_uncertainty or 0.0) / SD_95)
 
 
 def pooled(measurements: Sequence[Measurement], sd: float) -> Measurement:
-    """One candidate's probes that ended ok, as one: the mean speed, the highest peak.
+    """Return one candidate's probes that ended ok, as one: the mean speed, the highest peak.
 
     Each counts by its error. The uncertainty of several is that of their mean, by their errors or
     by how far they are apart, whatever is more; a single one keeps its own. Times are those of the

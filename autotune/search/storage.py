@@ -28,7 +28,7 @@ _FAULTS = (optuna.exceptions.StorageInternalError, DBAPIError, sqlite3.Error)
 
 
 def open_storage(place: Path | str, *, make: bool) -> Any:
-    """The storage of a study.
+    """Return the storage of a study.
 
     Args:
         place: an SQLite file, or the URL of a storage.
@@ -74,7 +74,7 @@ def faults_of_storage(where: str) -> Iterator[None]:
 
 
 def fault_of_file(database: Path, name: str) -> str | None:
-    """What is wrong with the SQLite file of the study called `name`; None: nothing.
+    """Return what is wrong with the SQLite file of the study called `name`; None: nothing.
 
     Raises:
         MachineError: nobody can tell: it may not be opened, or another holds it.
@@ -100,7 +100,7 @@ def fault_of_file(database: Path, name: str) -> str | None:
 
 
 def holds_password(url: str) -> bool:
-    """Whether the URL of a storage has a password in it."""
+    """True if the URL of a storage has a password in it."""
     try:
         parsed = make_url(url)
     except Exception:  # what cannot be read is refused where it is opened
@@ -131,7 +131,8 @@ def _server_url(url: URL) -> str:
 
 
 def _made_once(url: str, make: bool) -> Any:
-    """The storage of a URL, its tables made by us or by another who came at the same time."""
+    """Return the storage of a URL, its tables made by us or by another who came at the same
+    time."""
     for attempt in range(_TRIES):
         try:
             return optuna.storages.RDBStorage(
@@ -165,7 +166,8 @@ def _wait_for(engine: Engine) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """The first line of what the database said; its statement and parameters are left out."""
+    """Return the first line of what the database said; its statement and parameters are left
+    out."""
     if isinstance(error, optuna.exceptions.StorageInternalError) and error.__cause__:
         error = error.__cause__
     text = str(getattr(error, "orig", None) or error).strip()

@@ -102,7 +102,7 @@ class Study:
         return best_stable_value(self._study)
 
     def gain(self) -> float | None:
-        """Expected relative gain of the next probe over the fastest that fits.
+        """Return expected relative gain of the next probe over the fastest that fits.
 
         None: nothing fits yet, or this sampler expects nothing.
         """
@@ -113,7 +113,8 @@ class Study:
         return math.expm1(self._sampler.gain(self._study))
 
     def expected_values(self) -> dict[str, float]:
-        """What the candidates' tokens/s are believed to be, by estimate and probes; by their keys.
+        """Return what the candidates' tokens/s are believed to be, by estimate and probes; by their
+        keys.
 
         Empty where this sampler expects nothing.
         """
@@ -123,7 +124,7 @@ class Study:
         return {c.key: values[key_of(params_of(self._space, c))] for c in self._space.candidates}
 
     def ask(self) -> tuple[Trial, Candidate]:
-        """The next candidate, recorded as running before anything is done with it."""
+        """Return the next candidate, recorded as running before anything is done with it."""
         trial = self._study.ask(distributions(self._space))
         params = dict(trial.params)
         candidates = self._space.candidates
@@ -132,7 +133,7 @@ class Study:
         return trial, candidate
 
     def ask_for(self, candidate: Candidate) -> tuple[Trial, Candidate]:
-        """A trial of this candidate, whether it has been probed or not."""
+        """Return a trial of this candidate, whether it has been probed or not."""
         self._study.enqueue_trial(params_of(self._space, candidate))
         return self.ask()
 
@@ -154,7 +155,7 @@ class Study:
             self._study.tell(trial, state=TrialState.PRUNED)
 
     def _constraints(self, measurement: Measurement) -> dict[str, float]:
-        """What a probe broke: above 0 is too much."""
+        """Return what a probe broke: above 0 is too much."""
         broken: dict[str, float] = {}
         excess = excess_bytes(measurement, self._allowed_bytes)
         if excess is not None:
@@ -195,11 +196,12 @@ class Study:
         return watch
 
     def records(self) -> list[Record]:
-        """Every probe so far, in order, but for what is `unreadable`."""
+        """Return every probe so far, in order, but for what is `unreadable`."""
         return self._read()[0]
 
     def unreadable(self) -> dict[int, str]:
-        """What stands in the place of a probe and is none of this space: its number, and why."""
+        """Return what stands in the place of a probe and is none of this space: its number, and
+        why."""
         return self._read()[1]
 
     def _read(self) -> tuple[list[Record], dict[int, str]]:
@@ -260,7 +262,7 @@ class Study:
 
 
 def candidate_of(knobs: Any, space: SearchSpace) -> Candidate:
-    """The candidate that stored data are; its values may be of another version of the space.
+    """Return the candidate that stored data are; its values may be of another version of the space.
 
     Raises:
         TypeError: so it is.
@@ -285,7 +287,7 @@ def check_figures(measurement: Measurement) -> None:
 
 
 def _study_in(storage: Any, name: str) -> optuna.Study:
-    """The study of that name in a storage.
+    """Return the study of that name in a storage.
 
     Raises:
         UserError: there is none.

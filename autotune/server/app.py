@@ -18,13 +18,13 @@ DESCRIPTION = "Plans and runs of autotune. Sizes are bytes, times seconds (since
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The app of a service, behind its gate."""
+    """Return the app of a service, behind its gate."""
     app = create_routes(service)
     return Gate(app, service, app.state.metrics)
 
 
 def create_routes(service: Service) -> FastAPI:
-    """The API and the pages of a service."""
+    """Return the API and the pages of a service."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -32,7 +32,7 @@ class Files(Value):
 
 
 def problems_of(files: Files) -> list[Problem]:
-    """Where the files disagree.
+    """Return where the files disagree.
 
     Raises:
         UserError: a file cannot be read, or names one that did not come along: nothing else on this
@@ -67,7 +67,7 @@ def problems_of(files: Files) -> list[Problem]:
 
 
 def _yaml(text: str, where: str) -> Mapping[str, Any]:
-    """What a file holds, as the check will read it.
+    """Return what a file holds, as the check will read it.
 
     Raises:
         UserError: it is too large or not plain, or no YAML.

@@ -51,7 +51,7 @@ class Live:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more readers are taken."""
+        """True if no more readers are taken."""
         return self.readers >= self._most
 
     def changed(self, id: str) -> None:
@@ -67,8 +67,8 @@ class Live:
             tail.changed = asyncio.Event()
 
     async def follow(self, id: str, after: int) -> AsyncIterator[Event | None]:
-        """The events after a number, as they come, to the end of the work; None: nothing came for
-        `LOOK_S`, so that a connection that is gone is noticed."""
+        """Return the events after a number, as they come, to the end of the work; None: nothing
+        came for `LOOK_S`, so that a connection that is gone is noticed."""
         tail = self._tails.setdefault(id, _Tail())
         tail.readers, self.readers = tail.readers + 1, self.readers + 1
         try:
@@ -93,7 +93,7 @@ class Live:
                 self._tails.pop(id, None)
 
     async def _after(self, id: str, tail: _Tail, number: int) -> tuple[bool, list[Event]]:
-        """Whether the work has ended, and the next events."""
+        """Return whether the work has ended, and the next events."""
         async with tail.reading:
             if tail.is_old:
                 tail.is_old = False

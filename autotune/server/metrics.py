@@ -72,7 +72,7 @@ class Metrics:
                 self._probes.labels(outcome if outcome in OUTCOMES else "other").inc()
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all of it, as Prometheus reads it."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
@@ -95,7 +95,7 @@ class _Standing(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The works by state, those that wait, and the workers."""
+        """Yield the works by state, those that wait, and the workers."""
         counts = self._works.counts()
         works = GaugeMetricFamily(
             "autotune_works", "Plans and runs that are kept", labels=("kind", "state", "outcome")

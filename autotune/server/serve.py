@@ -168,7 +168,8 @@ def start_local_worker(service: Service, folder: Path) -> None:
 
 
 def worker_token(service: Service, folder: Path) -> Path:
-    """The file with the local worker's token; one that the service does not know is made anew."""
+    """Return the file with the local worker's token; one that the service does not know is made
+    anew."""
     file, known = folder / WORKER_TOKEN, None
     with contextlib.suppress(OSError, UnicodeDecodeError):
         known = service.tokens.holder(file.read_text(encoding="ascii").strip())
@@ -179,7 +180,7 @@ def worker_token(service: Service, folder: Path) -> Path:
 
 
 def local_worker(folder: Path) -> int | None:
-    """The process of the local worker, if it lives."""
+    """Return the process of the local worker, if it lives."""
     with contextlib.suppress(OSError, ValueError):
         pid, began = map(int, (folder / PID).read_text(encoding="ascii").split())
         if start_ticks(pid) == began:
@@ -225,7 +226,7 @@ def _local_name(settings: Settings) -> str:
 
 
 def _secret(path: Path) -> str:
-    """A secret of the service, made once."""
+    """Return a secret of the service, made once."""
     if not path.is_file():
         _write_private(path, secrets.token_hex(32))
     return path.read_text(encoding="ascii")

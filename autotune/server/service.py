@@ -35,12 +35,12 @@ class Service:
 
     @property
     def needs_token(self) -> bool:
-        """Whether users have to show a token."""
+        """True if users have to show a token."""
         return not self.settings.is_local or self.tokens.has_users()
 
 
 def open_service(settings: Settings, folder: Path, local_csrf: str) -> Service:
-    """The service of a folder.
+    """Return the service of a folder.
 
     Raises:
         MachineError: its database cannot be used.

@@ -40,7 +40,7 @@ class Allowed(Strict):
     name no file, host or code. `trust_remote_code` here lets a job run a stranger's code."""
 
     def seconds(self, kind: Kind) -> float:
-        """How long a work may take."""
+        """Return how long a work may take."""
         return 60.0 * (self.plan_minutes if kind == "plan" else 2 * self.minutes)
 
 
@@ -112,7 +112,7 @@ class Settings(Strict):
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody but this machine reaches it."""
+        """True if nobody but this machine reaches it."""
         return self.host in LOCAL
 
     @property
@@ -122,7 +122,7 @@ class Settings(Strict):
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of a file, or the defaults, with `changes` in place of what they say.
+    """Return the settings of a file, or the defaults, with `changes` in place of what they say.
 
     Raises:
         UserError: every problem at once, each with its line.

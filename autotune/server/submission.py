@@ -70,7 +70,7 @@ def accepted(
     submitter: str,
     known: Sequence[Problem] = (),
 ) -> NewWork:
-    """The work that a submission asks for.
+    """Return the work that a submission asks for.
 
     Args:
         known: what is known to be wrong with it already.
@@ -116,8 +116,8 @@ def accepted(
 
 
 def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str, Positions]:
-    """The job as data and as text, and where each part of it stands: in a line of the text that
-    came, or by its field.
+    """Return the job as data and as text, and where each part of it stands: in a line of the text
+    that came, or by its field.
 
     Raises:
         UserError: it is too large, or not plain.
@@ -137,7 +137,8 @@ def _placed(path: Path_, problem: Problem, positions: Positions) -> Problem:
 
 
 def _without(data: dict[str, Any], paths: Sequence[Path_]) -> dict[str, Any]:
-    """A job with what is harmless in place of what is refused, so that the rest can be judged."""
+    """Return a job with what is harmless in place of what is refused, so that the rest can be
+    judged."""
     left = copy.deepcopy(data)
     for path in paths:
         if path[0] in PLACES:
@@ -176,7 +177,8 @@ def _judged(
     rules: Sequence[tuple[Path_, Problem]],
     config: str | None,
 ) -> Judged:
-    """The job by its own rules, in a folder where nothing lies but the config that came with it."""
+    """Return the job by its own rules, in a folder where nothing lies but the config that came with
+    it."""
     with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
         folder = Path(scratch)
         if config is not None:
@@ -242,7 +244,7 @@ def _model_name(model: str, config: str | None) -> str:
 
 
 def _without_folder(problem: Problem, folder: str) -> Problem:
-    """A problem without the name of the folder in which the job was judged."""
+    """Return a problem without the name of the folder in which the job was judged."""
 
     def clean(text: str | None) -> str | None:
         return None if text is None else re.sub(re.escape(folder) + "/?", "", text)

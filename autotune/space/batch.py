@@ -7,25 +7,25 @@ devices; and either they divide the global batch, or it divides them.
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number, ascending."""
+    """Return all divisors of a number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
 def micro_batches(global_batch: int, devices: int) -> list[int]:
-    """Every micro-batch with which some accumulation count makes the global batch exact."""
+    """Return every micro-batch with which some accumulation count makes the global batch exact."""
     return [] if global_batch % devices else divisors(global_batch // devices)
 
 
 def accumulation(global_batch: int, devices: int, micro_batch: int) -> int | None:
-    """The accumulation count that makes the global batch exact; None where there is none."""
+    """Return the accumulation count that makes the global batch exact; None where there is none."""
     per_step = micro_batch * devices
     return None if global_batch % per_step else global_batch // per_step
 
 
 def generation_batches(global_batch: int, group: int) -> list[int]:
-    """What may be generated together within an optimizer step, in whole groups; the largest first:
-    it is what TRL does."""
+    """Return what may be generated together within an optimizer step, in whole groups; the largest
+    first: it is what TRL does."""
     return [n for n in reversed(divisors(global_batch)) if n % group == 0]
 
 
@@ -34,8 +34,8 @@ TRL_ROLLOUT_BATCH = 64
 
 
 def quarters(number: int, count: int = 2) -> list[int]:
-    """The number, and divisors of it, each of about a quarter of the one before; beside a larger
-    multiple of TRL's default that."""
+    """Return the number, and divisors of it, each of about a quarter of the one before; beside a
+    larger multiple of TRL's default that."""
     if number > TRL_ROLLOUT_BATCH and number % TRL_ROLLOUT_BATCH == 0:
         return [number, TRL_ROLLOUT_BATCH]
     halves = [number]
@@ -47,7 +47,7 @@ def quarters(number: int, count: int = 2) -> list[int]:
 def generation_problem(
     generation_batch: int, *, global_batch: int, per_step: int, group: int
 ) -> str | None:
-    """Why so many completions cannot be generated together; None: they can.
+    """Return why so many completions cannot be generated together; None: they can.
 
     Args:
         per_step: micro-batch x devices.
@@ -69,7 +69,7 @@ WHITENED = 8
 def update_problem(
     local_batch: int, accumulation: int, *, chunk: int, mini_batches: int, whitened: bool
 ) -> str | None:
-    """Why PPO cannot divide the completions of a device so; None: it can.
+    """Return why PPO cannot divide the completions of a device so; None: it can.
 
     Args:
         chunk: completions that are generated and scored together.
@@ -85,13 +85,13 @@ def update_problem(
 
 
 def nearest_values(value: int, valid: list[int]) -> list[int]:
-    """The valid values just below and just above `value`."""
+    """Return the valid values just below and just above `value`."""
     smaller = [v for v in valid if v < value]
     larger = [v for v in valid if v > value]
     return smaller[-1:] + larger[:1]
 
 
 def nearest_token_batches(tokens: int, max_length: int) -> list[int]:
-    """The token counts around `tokens` that are whole numbers of rows of `max_length`."""
+    """Return the token counts around `tokens` that are whole numbers of rows of `max_length`."""
     rows = tokens // max_length
     return [count * max_length for count in (rows, rows + 1) if count > 0]

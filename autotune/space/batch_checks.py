@@ -31,7 +31,7 @@ from autotune.space.sharding.processes import process_counts, processes_problem,
 
 
 def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
-    """Everything that is wrong with the batches of a job, each once.
+    """Return everything that is wrong with the batches of a job, each once.
 
     Args:
         lengths: every `max_length` that may be chosen.
@@ -52,7 +52,8 @@ def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> l
 
 
 def batch_problem(job: Job, max_length: Any) -> Problem | None:
-    """Why the global batch cannot be exact at this length, with the nearest values that can."""
+    """Return why the global batch cannot be exact at this length, with the nearest values that
+    can."""
     sequences = job.batch_sequences(max_length)
     where = "global_batch_size"
     if sequences is None:
@@ -92,7 +93,8 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
 
 
 def _process_target(sequences: int, counts: Sequence[int]) -> str:
-    """What micro-batches have to make up: the global batch, or each process's share of it."""
+    """Return what micro-batches have to make up: the global batch, or each process's share of
+    it."""
     target = f"the global batch of {sequences}"
     if max(counts) == 1:
         return target
@@ -106,7 +108,7 @@ def _process_target(sequences: int, counts: Sequence[int]) -> str:
 
 
 def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
-    """The same of the groups of completions, where a batch can be exact but for them."""
+    """Return the same of the groups of completions, where a batch can be exact but for them."""
     if group == 1 and GROUP not in job.fixed and GROUP not in job.recipe:
         return None
     sequences = job.batch_sequences(max_length) or 0
@@ -130,7 +132,7 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
 
 
 def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
-    """A pinned or listed division of PPO's completions."""
+    """Return a pinned or listed division of PPO's completions."""
     local = (job.batch_sequences(max_length) or 0) // max(process_counts(job))
     micro = job.fixed.get(MICRO_BATCH)
     steps = local // micro if isinstance(micro, int) else local
@@ -154,7 +156,7 @@ def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
 
 
 def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
-    """Where PPO is to whiten rewards: mini-batches that are all too small for it."""
+    """Return where PPO is to whiten rewards: mini-batches that are all too small for it."""
     if not job.training.get("whiten_rewards"):
         return None
     minis = [n for n in _requested_values(job, MINI_BATCHES, (1,)) if isinstance(n, int) and n > 0]
@@ -184,7 +186,7 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
 
 
 def _requested_values(job: Job, knob: str, otherwise: Sequence[Any]) -> Sequence[Any]:
-    """The values of a knob that the job pins or lists."""
+    """Return the values of a knob that the job pins or lists."""
     return [job.fixed[knob]] if knob in job.fixed else job.recipe.get(knob, otherwise)
 
 
@@ -193,7 +195,7 @@ def _count(value: Any) -> int:
 
 
 def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
-    """A pinned number of completions that are generated together."""
+    """Return a pinned number of completions that are generated together."""
     generation_batch = job.fixed.get(GENERATION_BATCH)
     if not isinstance(generation_batch, int):
         return None

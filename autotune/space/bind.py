@@ -62,7 +62,7 @@ class SearchSpace:
         return tuple(knob for knob in self.knobs if len(knob.values) > 1)
 
     def default(self) -> Candidate:
-        """The candidate closest to what the stack does when nobody chooses."""
+        """Return the candidate closest to what the stack does when nobody chooses."""
         values = {knob.name: knob.default for knob in self.knobs}
         compared = {name: value for name, value in values.items() if name not in ALL_AT_ONCE}
 
@@ -82,12 +82,12 @@ class SearchSpace:
         return self.stack_default or min(self.candidates, key=distance)
 
     def nearest(self, values: Mapping[str, KnobValue]) -> Candidate:
-        """The candidate that differs from these values in the fewest knobs."""
+        """Return the candidate that differs from these values in the fewest knobs."""
         return min(self.candidates, key=lambda candidate: candidate.distance(values))
 
 
 def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
-    """The facts that rules may ask for, by name."""
+    """Return the facts that rules may ask for, by name."""
     return {
         "job.tuning": job.tuning,
         "job.precision": resolve_precision(job, facts.device)[0],
@@ -107,7 +107,7 @@ def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
 
 
 def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
-    """The search space of a job.
+    """Return the search space of a job.
 
     Raises:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
@@ -144,7 +144,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
 
 
 def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> BoundKnob:
-    """The knob with the values that some candidate has."""
+    """Return the knob with the values that some candidate has."""
     values = [v for v in knob.values if any(c[knob.name] == v for c in candidates)]
     default = knob.default if knob.default in values or knob.name == MICRO_BATCH else values[0]
     return dataclasses.replace(knob, values=tuple(values), default=default)

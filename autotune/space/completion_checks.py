@@ -18,7 +18,7 @@ from autotune.space.sharding.processes import processes_of
 def completions_problem(
     job: Job, context: Mapping[str, Any], values: Mapping[str, Any], sequences: int
 ) -> str | None:
-    """Why it cannot; None: it can, or generates none.
+    """Return why it cannot; None: it can, or generates none.
 
     Args:
         context: facts, by the context that rules have for them.

@@ -25,8 +25,8 @@ USUAL_TORCH = "2.13"
 
 
 def cudnn_environment(method: str, config: Mapping[str, Any], facts: Facts) -> dict[str, str]:
-    """The variable that leaves cuDNN's attention out, where PyTorch would take it for batches whose
-    shapes differ; else none."""
+    """Return the variable that leaves cuDNN's attention out, where PyTorch would take it for
+    batches whose shapes differ; else none."""
     uses_sdpa = config.get("attn_implementation", "sdpa") == "sdpa"
     if not uses_sdpa or not cudnn_is_first(facts) or not _shapes_differ(method, config, facts.data):
         return {}
@@ -34,7 +34,7 @@ def cudnn_environment(method: str, config: Mapping[str, Any], facts: Facts) -> d
 
 
 def cudnn_is_first(facts: Facts) -> bool:
-    """Whether PyTorch prefers cuDNN's attention on this device."""
+    """True if PyTorch prefers cuDNN's attention on this device."""
     device = facts.device
     if device.kind != "cuda" or device.capability is None:
         return False
@@ -43,7 +43,7 @@ def cudnn_is_first(facts: Facts) -> bool:
 
 
 def _shapes_differ(method: str, config: Mapping[str, Any], data: DataFacts) -> bool:
-    """Whether rows are of different lengths, so that micro-batches are of different shapes."""
+    """True if rows are of different lengths, so that micro-batches are of different shapes."""
     if METHODS[method].online:  # completions are as long as they come
         return True
     if config.get("packing") and config.get("packing_strategy") == "wrapped":

@@ -51,12 +51,13 @@ class SpaceDefinition:
     rules: tuple[Rule, ...]
 
     def knob(self, name: str) -> Knob | None:
-        """The knob of that name."""
+        """Return the knob of that name."""
         return next((knob for knob in self.knobs if knob.name == name), None)
 
 
 def shipped_space(method: str) -> str:
-    """The text of `search_spaces/<method>.yaml`, from the checkout or the installed package."""
+    """Return the text of `search_spaces/<method>.yaml`, from the checkout or the installed
+    package."""
     checkout = Path(__file__).parents[2] / "search_spaces" / f"{method}.yaml"
     if checkout.is_file():
         return checkout.read_text(encoding="utf-8")
@@ -70,7 +71,7 @@ def _shipped_definition(method: str) -> SpaceDefinition:
 
 
 def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
-    """The search space of a method, or the user's own from `path`.
+    """Return the search space of a method, or the user's own from `path`.
 
     Raises:
         UserError: the file is missing or malformed.
@@ -89,7 +90,7 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
 
 
 def parse_definition(text: str, name: str, *, shipped: bool = False) -> SpaceDefinition:
-    """A search space from its text, with what it includes.
+    """Return a search space from its text, with what it includes.
 
     Args:
         shipped: whether it is one of ours.
@@ -121,7 +122,7 @@ def parse_definition(text: str, name: str, *, shipped: bool = False) -> SpaceDef
 
 
 def _included(main_part: "_Part") -> list["_Part"]:
-    """The files that a space takes knobs and rules from: shipped ones, by name."""
+    """Return the files that a space takes knobs and rules from: shipped ones, by name."""
     file = main_part.data.get("include")
     if file is None:
         return []
@@ -139,7 +140,7 @@ def _shipped_part(file: str) -> "_Part":
 
 
 def shared_part(file: str) -> SpaceDefinition:
-    """What spaces include from `file`, one of `INCLUDES`: knobs and rules of no method."""
+    """Return what spaces include from `file`, one of `INCLUDES`: knobs and rules of no method."""
     part = _shipped_part(file)
     names = FACT_NAMES.union(part.entries)
     knobs, rules = tuple(part.knobs(names)), tuple(part.rules(names))
@@ -256,7 +257,7 @@ def _rule(index: int, entry: Any, names: Collection[str], report: Any) -> Rule |
 def _conditions(
     path: tuple[str | int, ...], conditions: Mapping[str, Any], names: Collection[str], report: Any
 ) -> bool:
-    """Whether every condition can be asked."""
+    """True if every condition can be asked."""
     sound = True
     for name, condition in conditions.items():
         if name not in names:

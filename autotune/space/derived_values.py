@@ -35,7 +35,8 @@ Bound = Mapping[str, tuple[KnobValue, ...]]
 
 
 def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: Bound) -> Any:
-    """The values that a word stands for, of the knob `name`; what is no word stands for itself."""
+    """Return the values that a word stands for, of the knob `name`; what is no word stands for
+    itself."""
     if word == DIVISORS:
         batches = global_batches(job)
         counts = process_counts(job)
@@ -73,8 +74,8 @@ def derived_values(name: str, word: Any, job: Job, facts: Facts, bound_values: B
 
 
 def _segments(facts: Facts) -> list[bool]:
-    """Whether the allocator's segments may grow: where torch is known to have that. Where rows
-    differ in length they do, as fixed ones keep more with each larger micro-batch."""
+    """Return whether the allocator's segments may grow: where torch is known to have that. Where
+    rows differ in length they do, as fixed ones keep more with each larger micro-batch."""
     if facts.device.kind != "cuda" or facts.device.maker != "NVIDIA":
         return [False]
     return [True] if facts.data.ragged else [False, True]

@@ -62,11 +62,11 @@ class Enumeration:
                 self._rules[self._depth(open_rule)].append(open_rule)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Every feasible candidate."""
+        """Yield every feasible candidate."""
         yield from self._descend(0, dict(self._known))
 
     def _with_what_is_open(self, rule: Rule) -> Rule | None:
-        """The rule with the conditions that some knob decides; None: it forbids nothing."""
+        """Return the rule with the conditions that some knob decides; None: it forbids nothing."""
         conditions = {}
         for name, condition in rule.forbid.items():
             if any(knob.name in _names_of(name, condition) for knob in self._knobs):
@@ -84,7 +84,7 @@ class Enumeration:
         return max(depths, default=0)
 
     def _descend(self, depth: int, context: dict[str, Any]) -> Iterator[Candidate]:
-        """The candidates of a branch.
+        """Yield the candidates of a branch.
 
         Args:
             context: facts, and the values of the first `depth` knobs; changed on the way.
@@ -133,6 +133,6 @@ class Enumeration:
 
 
 def _names_of(name: str, condition: Any) -> set[str]:
-    """The knobs and facts that a condition of a rule asks for."""
+    """Return the knobs and facts that a condition of a rule asks for."""
     above = condition.get("above") if isinstance(condition, Mapping) else None
     return {name, above} if isinstance(above, str) else {name}

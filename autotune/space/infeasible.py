@@ -13,7 +13,7 @@ def nothing_left(
     knob_names: Collection[str],
     reasons: Sequence[str],
 ) -> Problem:
-    """The problem of a space without candidates.
+    """Return the problem of a space without candidates.
 
     A rule that the context meets takes all of them out by itself: such rules alone are named,
     not what else was taken out on the way. Where there is none, it was all reasons together.

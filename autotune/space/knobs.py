@@ -75,7 +75,7 @@ class Rule:
     reason: str
 
     def with_defaults(self, defaults: Mapping[str, KnobValue]) -> Self:
-        """The rule of one job, with its defaults in place of the word for them."""
+        """Return the rule of one job, with its defaults in place of the word for them."""
         forbid = {
             name: {"not": defaults[name]}
             if condition == {"not": DEFAULT} and name in defaults
@@ -85,7 +85,7 @@ class Rule:
         return replace(self, forbid=forbid)
 
     def excludes(self, context: Mapping[str, Any]) -> bool:
-        """Whether every condition holds; a name that `context` lacks means no."""
+        """True if every condition holds; a name that `context` lacks means no."""
         return all(
             name in context and condition_holds(condition, context[name], context)
             for name, condition in self.forbid.items()
@@ -93,7 +93,7 @@ class Rule:
 
 
 def condition_holds(condition: Any, value: Any, context: Mapping[str, Any]) -> bool:
-    """Whether `value` meets a condition of a rule: a value, a list, `not`, `above`, `contains`."""
+    """True if `value` meets a condition of a rule: a value, a list, `not`, `above`, `contains`."""
     if isinstance(condition, Mapping):
         ((operator, operand),) = condition.items()
         if operator == "not":
@@ -148,14 +148,15 @@ class Candidate:
         return sum(self.values.get(name) != value for name, value in values.items())
 
     def differences(self, candidate: "Candidate") -> dict[str, KnobValue]:
-        """The knobs in which this candidate differs from `candidate`, with its own values."""
+        """Return the knobs in which this candidate differs from `candidate`, with its own
+        values."""
         return {
             name: value for name, value in self.knobs.items() if candidate.knobs.get(name) != value
         }
 
 
 def from_knobs(knobs: Mapping[str, KnobValue]) -> Candidate:
-    """The candidate whose `knobs` these are (the way back from a stored record)."""
+    """Return the candidate whose `knobs` these are (the way back from a stored record)."""
     values = dict(knobs)
     accumulation = values.pop(ACCUMULATION)
     assert isinstance(accumulation, int)
@@ -163,7 +164,7 @@ def from_knobs(knobs: Mapping[str, KnobValue]) -> Candidate:
 
 
 def value_label(value: KnobValue) -> str:
-    """A value as one short word: the form Optuna stores and tables show."""
+    """Return a value as one short word: the form Optuna stores and tables show."""
     if isinstance(value, list):
         return ",".join(value)
     if isinstance(value, bool) or value is None:

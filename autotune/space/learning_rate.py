@@ -42,7 +42,7 @@ class Scaling:
     applied: bool
 
     def lines(self) -> list[str]:
-        """The remark for whoever reads the configuration, line by line."""
+        """Return the remark for whoever reads the configuration, line by line."""
         note = "It is in this file, as the job asks." if self.applied else "Nothing was changed."
         return [
             f"The job's own optimizer step has {self.reference_batch} rows, at a learning rate of "
@@ -52,7 +52,8 @@ class Scaling:
 
 
 def scaling(job: Job, candidate: Candidate) -> Scaling | None:
-    """What the candidate's batch means for the learning rate; None where it is the job's own."""
+    """Return what the candidate's batch means for the learning rate; None where it is the job's
+    own."""
     length = candidate.values.get("max_length", job.max_length)
     reference = job.batch_sequences(length if isinstance(length, int) else None)
     batch = rows_of_step(candidate, job)

@@ -39,8 +39,8 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
 
 
 def _on_the_device(sharding: Sharding) -> tuple[float, ...]:
-    """How much of weights, gradients and states a process keeps on its device: the less that is
-    divided and kept elsewhere, the more."""
+    """Return how much of weights, gradients and states a process keeps on its device: the less that
+    is divided and kept elsewhere, the more."""
     stage = sharding.zero_stage
     if sharding.distributed_type == FSDP:
         stage = 3 if sharding.fsdp_reshard_after_forward else 2

@@ -14,7 +14,7 @@ from autotune.space.vllm.server import division_note
 def space_notes(
     job: Job, facts: Facts, positions: Positions, candidates: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """The sentences, without full stops."""
+    """Return the sentences, without full stops."""
     notes = (
         _maker_note(facts),
         positions.note(candidates),
@@ -28,7 +28,7 @@ def space_notes(
 
 
 def code_note(job: Job) -> str | None:
-    """What code a training runs that is neither the stack's nor ours; None: none."""
+    """Return what code a training runs that is neither the stack's nor ours; None: none."""
     own = [name for name in job.reward_funcs if "." in name]
     parts = [
         *(["the model's (`trust_remote_code: true`)"] if trusts(job) else []),
@@ -38,19 +38,19 @@ def code_note(job: Job) -> str | None:
 
 
 def trusts(job: Job) -> bool:
-    """Whether the job lets a model bring code of its own."""
+    """True if the job lets a model bring code of its own."""
     values = [fields.get("trust_remote_code") for fields in (job.training, job.fixed)]
     return True in [*values, *job.recipe.get("trust_remote_code", [])]
 
 
 def _shape_note(facts: Facts) -> str | None:
-    """Where the model's shape is from, if neither from the hub nor from a file."""
+    """Return where the model's shape is from, if neither from the hub nor from a file."""
     name = facts.model.name
     return f"the shape of {name} is built in: the hub gave none" if facts.model.built_in else None
 
 
 def _segments_note(candidates: Sequence[Mapping[str, Any]]) -> str | None:
-    """What a training by hand needs, too, where the allocator's segments always grow."""
+    """Return what a training by hand needs, too, where the allocator's segments always grow."""
     if not all(values.get(SEGMENTS) for values in candidates):
         return None
     return (

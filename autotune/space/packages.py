@@ -36,14 +36,14 @@ class Package:
     probed: bool = True
 
     def runs(self, device: DeviceFacts) -> bool:
-        """Whether it exists for a device."""
+        """True if it exists for a device."""
         if device.kind == "cuda" and self.makers is not None and device.maker not in self.makers:
             return False
         capability, least = device.capability, self.least_capability
         return least is None or capability is None or capability >= least
 
     def here(self, stack: StackFacts) -> bool:
-        """Whether it is installed on this machine."""
+        """True if it is installed on this machine."""
         return self.name not in stack.absent
 
 
@@ -104,7 +104,7 @@ _NOT_ESTIMATED = "no trace can do without the package {}, which is not installed
 
 
 def package_facts(facts: Facts) -> Mapping[str, bool]:
-    """What rules may ask of packages: whether each is there, or taken to be, and runs."""
+    """Return what rules may ask of packages: whether each is there, or taken to be, and runs."""
     return {
         f"stack.{package.fact}": package.runs(facts.device)
         and (facts.stack.assumed or package.here(facts.stack))
@@ -114,7 +114,7 @@ def package_facts(facts: Facts) -> Mapping[str, bool]:
 
 
 def package_rules(facts: Facts) -> Iterator[Rule]:
-    """What is no candidate for a package that no rule of the search space asks for."""
+    """Yield what is no candidate for a package that no rule of the search space asks for."""
     for package in PACKAGES:
         forbid = {package.knob: list(package.values)}
         if package.fact is not None or not package.probed or package.here(facts.stack):
@@ -130,7 +130,7 @@ NOT_ESTIMATED = frozenset(_NOT_ESTIMATED.format(package.name) for package in PAC
 
 
 def packages_to_install(job: Job, facts: Facts, candidate: Candidate) -> list[str]:
-    """The packages that a candidate needs where it trains, and that are not here."""
+    """Return the packages that a candidate needs where it trains, and that are not here."""
     needed = [
         package.name for package in PACKAGES if candidate.values.get(package.knob) in package.values
     ]

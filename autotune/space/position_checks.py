@@ -42,7 +42,7 @@ class Positions:
 
     @classmethod
     def of(cls, job: Job, facts: Facts) -> Self:
-        """The positions and lengths of a job."""
+        """Return the positions and lengths of a job."""
         method = METHODS[job.method]
         return cls(
             model=facts.model.name,
@@ -58,7 +58,7 @@ class Positions:
         )
 
     def tokens(self, values: Mapping[str, Any]) -> int:
-        """Tokens of the longest sequence that the model is shown.
+        """Return tokens of the longest sequence that the model is shown.
 
         Args:
             values: of a candidate's knobs, the length among them.
@@ -72,13 +72,14 @@ class Positions:
         return int(length if full else min(length, self.longest))
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """Why the model cannot be shown such sequences; None: it can."""
+        """Return why the model cannot be shown such sequences; None: it can."""
         if not self.fails_beyond or self.limit is None or self.tokens(values) <= self.limit:
             return None
         return f"{self._what(values)}, more than the {self.limit} positions that {self.model} has"
 
     def refusal(self, values: Sequence[Mapping[str, Any]]) -> Problem | None:
-        """The problem where every length that may be chosen is too long; None: one is not."""
+        """Return the problem where every length that may be chosen is too long; None: one is
+        not."""
         if not values or self.limit is None:
             return None
         reasons = [reason for value in values if (reason := self.problem(value)) is not None]
@@ -96,7 +97,7 @@ class Positions:
         return Problem(where=self.knob, what=reasons[0], hint=f"the largest possible: {largest}")
 
     def note(self, values: Sequence[Mapping[str, Any]]) -> str | None:
-        """What is said of sequences that are longer than the model was trained for."""
+        """Return what is said of sequences that are longer than the model was trained for."""
         longest = max(values, key=self.tokens, default=None)
         if longest is None or self.limit is None or self.tokens(longest) <= self.limit:
             return None

@@ -25,7 +25,7 @@ LARGE_SHARE = 0.25
 
 
 def quantization(job: Job, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a configuration of the job lacks for its base to be quantised."""
+    """Return the fields that a configuration of the job lacks for its base to be quantised."""
     if job.tuning != "qlora" or config.get("load_in_8bit"):
         return {}
     return {name: config.get(name, value) for name, value in FOUR_BITS.items()}
@@ -38,14 +38,15 @@ def bits_of(config: Mapping[str, Any]) -> int | None:
 
 
 def not_installed(job: Job, facts: Facts) -> str | None:
-    """What a job needs to train that is not installed here, as a sentence."""
+    """Return what a job needs to train that is not installed here, as a sentence."""
     if job.tuning != "qlora" or facts.stack.assumed or QUANTISER not in facts.stack.absent:
         return None
     return f"`tuning: qlora` needs the package {QUANTISER}, which is not installed here"
 
 
 def unquantised_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:
-    """What a plan says of a base that stays whole in large part: which weights, how many bytes."""
+    """Return what a plan says of a base that stays whole in large part: which weights, how many
+    bytes."""
     layers = facts.model.unquantised
     count, dtype = sum(layers.values()), str(candidates[0].get("dtype", "bfloat16"))
     if job.tuning != "qlora" or count < LARGE_SHARE * facts.model.parameters:

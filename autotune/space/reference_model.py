@@ -8,7 +8,7 @@ from autotune.job.methods import METHODS
 
 
 def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
-    """Whether a model of its own is kept as the reference."""
+    """True if a model of its own is kept as the reference."""
     if METHODS[job.method].value_model:
         return job.tuning == "full" or bool(config.get("copy_reference"))
     if METHODS[job.method].online:

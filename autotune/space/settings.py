@@ -77,7 +77,7 @@ class Settings:
 
 
 def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "out") -> Settings:
-    """What the stack has to be told to train this candidate."""
+    """Return what the stack has to be told to train this candidate."""
     fields = frozenset(facts.stack.training_fields)
     sharding = sharding_of(candidate.values, job.devices.total)
     config: dict[str, Any] = {
@@ -128,12 +128,13 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
 
 
 def launched_config_name(job: Job) -> str | None:
-    """The data's configuration that a launch names; the copy with renamed columns has none."""
+    """Return the data's configuration that a launch names; the copy with renamed columns has
+    none."""
     return None if job.columns else job.dataset_config
 
 
 def _rewards(job: Job) -> dict[str, Any]:
-    """What rewards completions, as the scripts of the online trainers have it."""
+    """Return what rewards completions, as the scripts of the online trainers have it."""
     method = METHODS[job.method]
     fields: dict[str, Any] = {"reward_funcs": list(job.reward_funcs) or None}
     if method.reward_model:
@@ -142,7 +143,7 @@ def _rewards(job: Job) -> dict[str, Any]:
 
 
 def eval_batch(job: Job, candidate: Candidate) -> int:
-    """Rows of an evaluation: a micro-batch, and where there are groups whole ones."""
+    """Return rows of an evaluation: a micro-batch, and where there are groups whole ones."""
     group = job.training.get("num_generations_eval") or candidate.values.get(GROUP, 1)
     assert isinstance(group, int)
     return max(candidate.micro_batch // group, 1) * group
@@ -195,5 +196,5 @@ def threads(facts: Facts, processes: int = 1) -> int:
 
 
 def without_none(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are set; `max_length` stays, because None is a choice there."""
+    """Return the fields that are set; `max_length` stays, because None is a choice there."""
     return {n: v for n, v in config.items() if v is not None or n == "max_length"}

@@ -60,6 +60,6 @@ COUNTS_FROM_ZERO = (PREFETCHED, PERSISTENCE)
 
 
 def counts(name: str, value: object) -> bool:
-    """Whether a value is a whole number, as large as the knob of that name needs."""
+    """True if a value is a whole number, as large as the knob of that name needs."""
     minimum = 0 if name in COUNTS_FROM_ZERO else 1
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum

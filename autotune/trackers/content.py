@@ -26,7 +26,7 @@ UNKNOWN = "cut_short"
 
 
 def tracked_run(job: Job, facts: Facts, run: RunFolder) -> TrackedRun:
-    """What a tracker is told of a run as it begins."""
+    """Return what a tracker is told of a run as it begins."""
     data = job.dataset if isinstance(job.dataset, str) else "lengths"
     return TrackedRun(
         id=str(run.read(run.run)["study"]),
@@ -49,7 +49,7 @@ def tracked_run(job: Job, facts: Facts, run: RunFolder) -> TrackedRun:
 
 
 def probe_entry(run: TrackedRun, record: Record, estimate: Estimate | None) -> Entry:
-    """A probe that has ended."""
+    """Return a probe that has ended."""
     measurement = record.measurement
     assert measurement is not None
     return Entry(
@@ -65,7 +65,7 @@ def probe_entry(run: TrackedRun, record: Record, estimate: Estimate | None) -> E
 
 
 def entries(run: TrackedRun, past: PastRun) -> Iterator[Entry]:
-    """All of a run: its probes that have ended, in order, then what it came to."""
+    """Yield all of a run: its probes that have ended, in order, then what it came to."""
     estimates = past.expectations.estimates if past.expectations else {}
     for record in past.records:
         if record.measurement is not None:
@@ -105,7 +105,8 @@ def _result(run: TrackedRun, past: PastRun) -> Entry:
 
 
 def _chosen(past: PastRun) -> Ranked | None:
-    """What is recommended; None where that is nothing, or what was is not stable after all."""
+    """Return what is recommended; None where that is nothing, or what was is not stable after
+    all."""
     if past.stored is None:
         return None
     with contextlib.suppress(UserError):
@@ -118,7 +119,7 @@ def _measured(measurement: Measurement) -> dict[str, float]:
 
 
 def _estimated(measurement: Measurement, estimate: Estimate | None) -> dict[str, float]:
-    """What was expected before any probe, and its error: estimated over measured, less 1."""
+    """Return what was expected before any probe, and its error: estimated over measured, less 1."""
     if estimate is None:
         return {}
     expected = _finite(**{f"estimated_{name}": getattr(estimate, name) for name in MEASURED})

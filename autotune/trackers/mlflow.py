@@ -53,7 +53,7 @@ class Runs(Tracker):
         self._client.set_terminated(run_id, STATUSES[entry.state])
 
     def _run_id(self, key: str, name: str, tags: dict[str, str]) -> str:
-        """The run of an entry: the one that is there, or a new one."""
+        """Return the run of an entry: the one that is there, or a new one."""
         identity = f"{self.run.id}-{key}"
         query = f"tags.`{_ID}` = '{identity}'"
         if runs := self._client.search_runs([self._experiment], query, max_results=1):

@@ -47,7 +47,7 @@ class Runs(Tracker):
 
 
 def _texts(bundle: Path) -> dict[str, str]:
-    """The files of a bundle, each as it is."""
+    """Return the files of a bundle, each as it is."""
     paths = sorted(path for path in bundle.rglob("*") if path.is_file())
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in paths}
     return {
@@ -56,7 +56,7 @@ def _texts(bundle: Path) -> dict[str, str]:
 
 
 def _end(state: str) -> summary_pb2.Summary:
-    """How the run of an entry ended, for the page HPARAMS."""
+    """Return how the run of an entry ended, for the page HPARAMS."""
     info = plugin_data_pb2.SessionEndInfo(status=STATUSES[state], end_time_secs=time.time())
     content = plugin_data_pb2.HParamsPluginData(session_end_info=info)
     value = summary_pb2.Summary.Value(

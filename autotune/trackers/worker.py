@@ -52,7 +52,7 @@ def main(tool: str, sent_file: Path) -> int:
 
 
 def without_passwords(text: str) -> str:
-    """A text whose addresses name nobody: a tracking URI may hold a password."""
+    """Return a text whose addresses name nobody: a tracking URI may hold a password."""
     return re.sub(r"://[^/\s@]+@", "://...@", text)
 
 

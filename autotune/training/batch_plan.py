@@ -53,14 +53,14 @@ class Batching:
 
     @property
     def flat(self) -> bool:
-        """Whether the collator lays the rows of a micro-batch one behind the other."""
+        """True if the collator lays the rows of a micro-batch one behind the other."""
         return self.padding_free or (self.packing and self.packing_strategy != "wrapped")
 
 
 def batching_of(
     method: str, config: Mapping[str, Any], *, global_batch: int, seed: int
 ) -> Batching:
-    """How the trainer of a flat configuration makes micro-batches."""
+    """Return how the trainer of a flat configuration makes micro-batches."""
     multiple = config.get("pad_to_multiple_of")
     return Batching(
         method=method,
@@ -93,7 +93,7 @@ class Plan:
 
 
 def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) -> Plan:
-    """The micro-batches of one probe.
+    """Return the micro-batches of one probe.
 
     Args:
         rows: the tokenized rows measured.
@@ -130,7 +130,7 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
 
 
 def _sample_size(lengths: Sequence[int], batching: Batching) -> int:
-    """Rows to draw: enough that a few micro-batches come of them, packed or not."""
+    """Return rows to draw: enough that a few micro-batches come of them, packed or not."""
     count = max(SAMPLE_ROWS, 2 * batching.micro_batch)
     if batching.packing and batching.max_length is not None:
         tokens = MIN_TIMED * batching.micro_batch * batching.max_length
@@ -139,12 +139,13 @@ def _sample_size(lengths: Sequence[int], batching: Batching) -> int:
 
 
 def cut_lengths(lengths: Sequence[int], cut_to: int | None) -> list[int]:
-    """The lengths after truncation."""
+    """Return the lengths after truncation."""
     return [min(length, cut_to or length) for length in lengths]
 
 
 def spread_over_lengths(lengths: Sequence[int], count: int) -> list[int]:
-    """Indices of `count` rows at even quantiles of the lengths (all rows where there are fewer)."""
+    """Return indices of `count` rows at even quantiles of the lengths (all rows where there are
+    fewer)."""
     ranked = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     if len(ranked) <= count:
         return ranked
@@ -156,13 +157,13 @@ def _cut_row(row: Row, batching: Batching) -> Row:
 
 
 def sequence_lengths(batch: Sequence[Row], batching: Batching) -> list[int]:
-    """Tokens of each sequence that the collator makes of these rows."""
+    """Return tokens of each sequence that the collator makes of these rows."""
     lengths = [length for row in batch for length in batching.kind.lengths(row)]
     return cut_lengths(lengths, batching.cut_to)
 
 
 def grouped_by_length(sample: list[Row], global_batch: int, rows_total: int) -> list[Row]:
-    """The order of transformers' LengthGroupedSampler: sorted inside mega-batches.
+    """Return the order of transformers' LengthGroupedSampler: sorted inside mega-batches.
 
     The mega-batch of the whole data covers at least as much of a sample of it.
     """
@@ -186,7 +187,8 @@ def batch_size(batch: Sequence[Row], batching: Batching) -> tuple[int, int]:
 
 
 def timed_indices(sizes: Sequence[tuple[int, int]], micro_batch: int) -> list[int]:
-    """Which micro-batches to time: at even quantiles of their padded size, enough for 16 rows."""
+    """Return which micro-batches to time: at even quantiles of their padded size, enough for 16
+    rows."""
     count = min(MAX_TIMED, max(MIN_TIMED, -(-TIMED_ROWS // micro_batch)))
     ranked = sorted(range(len(sizes)), key=lambda index: (sizes[index][1], index))
     if len(ranked) <= count:
@@ -197,7 +199,7 @@ def timed_indices(sizes: Sequence[tuple[int, int]], micro_batch: int) -> list[in
 def worst_micro_batch(
     rows: "Rows", usable: Sequence[int], batching: Batching, *, sampled: bool
 ) -> list[Row]:
-    """The micro-batch that takes most memory among all the data can form."""
+    """Return the micro-batch that takes most memory among all the data can form."""
     longest = sorted(usable, key=lambda index: (-rows.longest[index], index))
     count = batching.micro_batch
     worst_rows = [
@@ -217,7 +219,7 @@ def _repeat(rows: list[Row], count: int) -> list[Row]:
 
 
 def _lengthen(row: Row, batching: Batching) -> Row:
-    """The row at the length that an unseen row, or a pack, can have."""
+    """Return the row at the length that an unseen row, or a pack, can have."""
     if batching.max_length is None:
         return row
     return batching.kind.lengthened(row, batching.max_length)
@@ -244,13 +246,13 @@ class Rows:
         self._rows: dict[int, Row] = {}
 
     def __getitem__(self, index: int) -> Row:
-        """A row, read once: each way to make micro-batches looks at much the same ones."""
+        """Return a row, read once: each way to make micro-batches looks at much the same ones."""
         if index not in self._rows:
             self._rows[index] = self._dataset[index]
         return self._rows[index]
 
     def usable(self, batching: Batching) -> list[int]:
-        """Rows with something left to learn after the cut: TRL drops the others."""
+        """Return rows with something left to learn after the cut: TRL drops the others."""
         kind, cut_to = batching.kind, batching.cut_to
         return [
             index
@@ -259,7 +261,7 @@ class Rows:
         ]
 
     def pack(self, rows: list[Row], batching: Batching) -> list[Row]:
-        """The rows packed by TRL itself."""
+        """Return the rows packed by TRL itself."""
         from datasets import Dataset
         from trl import pack_dataset
 
@@ -270,8 +272,8 @@ class Rows:
 
 
 def raw_rows(rows: str) -> Any:
-    """The untokenized rows beside the tokenized ones: online trainers tokenize as they go, and
-    what rewards may ask for any column."""
+    """Return the untokenized rows beside the tokenized ones: online trainers tokenize as they go,
+    and what rewards may ask for any column."""
     from datasets import load_from_disk
 
     from autotune.facts.data import RAW
@@ -280,7 +282,7 @@ def raw_rows(rows: str) -> Any:
 
 
 def as_dataset(batches: Sequence[Sequence[Row]]) -> Any:
-    """The micro-batches one after the other, as a data set to be read in order."""
+    """Return the micro-batches one after the other, as a data set to be read in order."""
     from datasets import Dataset
 
     return Dataset.from_list([row for batch in batches for row in batch])

@@ -68,7 +68,7 @@ def state_on_cpu(sharding: Sharding, backend: str) -> None:
 
 
 def engine_environment(sharding: Sharding, **fsdp_fields: Any) -> dict[str, str]:
-    """The variables by which `accelerate launch` chooses what spreads a training.
+    """Return the variables by which `accelerate launch` chooses what spreads a training.
 
     Args:
         fsdp_fields: fields of accelerate's `fsdp_config` that are to be others.
@@ -83,7 +83,8 @@ def engine_environment(sharding: Sharding, **fsdp_fields: Any) -> dict[str, str]
 def overrides(
     sharding: Sharding, deepspeed: dict[str, Any] | None, *, cuda: bool
 ) -> dict[str, Any]:
-    """Fields of the configuration that a rank's trainer is given besides those of the bundle."""
+    """Return fields of the configuration that a rank's trainer is given besides those of the
+    bundle."""
     if sharding.distributed_type not in (DEEPSPEED, FSDP):
         return {}
     fields: dict[str, Any] = {"deepspeed": deepspeed} if deepspeed is not None else {}
@@ -93,7 +94,7 @@ def overrides(
 
 
 def disk_problem(sharding: Sharding) -> str | None:
-    """Why nothing can be kept on disk; None: it can, or nothing is to be."""
+    """Return why nothing can be kept on disk; None: it can, or nothing is to be."""
     if not sharding.on_disk:
         return None
     folder = Path(sharding.nvme_path)
@@ -108,7 +109,7 @@ def disk_problem(sharding: Sharding) -> str | None:
 
 
 def all_agree(vote: bool) -> bool:
-    """Whether all ranks want it; every rank has to ask, and gets the same answer."""
+    """True if all ranks want it; every rank has to ask, and gets the same answer."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     votes = torch.tensor([int(vote)], device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN)
@@ -116,7 +117,8 @@ def all_agree(vote: bool) -> bool:
 
 
 def engine_of(trainer: Any) -> str:
-    """The engine that really sharded the training, as `engine_name` would say it, or `nothing`."""
+    """Return the engine that really sharded the training, as `engine_name` would say it, or
+    `nothing`."""
     engine = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
     if engine is not None:
         engine = engine.engine
@@ -139,13 +141,13 @@ def engine_of(trainer: Any) -> str:
 
 
 def in_unison(trainer: Any) -> bool:
-    """Whether several ranks generate in step, because none has the whole model."""
+    """True if several ranks generate in step, because none has the whole model."""
     several = trainer.accelerator.num_processes > 1
     return several and engine_of(trainer).startswith(("ZeRO-3", "FSDP"))
 
 
 def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
-    """Settings that DeepSpeed's engine has otherwise than it was told, in words; None: none.
+    """Return settings that DeepSpeed's engine has otherwise than it was told, in words; None: none.
 
     Args:
         zero: the section `zero_optimization` of its file.
@@ -161,7 +163,7 @@ def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
 
 
 def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
-    """What the engine works with, by the names of its file."""
+    """Return what the engine works with, by the names of its file."""
     if engine.zero_optimization_stage() < 3:
         return {
             "overlap_comm": optimizer.overlap_comm,
@@ -180,7 +182,7 @@ def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def _group_size(optimizer: Any) -> int:
-    """The number of processes that hold weights once more between them; 1: none do."""
+    """Return the number of processes that hold weights once more between them; 1: none do."""
     sizes = {
         weight.ds_secondary_tensor_group_size if weight.ds_zero_param_process_group else 1
         for group in optimizer.fp16_groups

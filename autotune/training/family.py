@@ -65,7 +65,7 @@ class Models:
     rewards: list[Any] = field(default_factory=list)
 
     def modules(self) -> tuple[Any, ...]:
-        """The models that exist as modules: a name stands for one that the trainer loads."""
+        """Return the models that exist as modules: a name stands for one that the trainer loads."""
         models = (self.policy, self.reference, self.value, *self.rewards)
         return tuple(model for model in models if isinstance(model, torch.nn.Module))
 
@@ -106,7 +106,7 @@ class Family:
         rows: Any,
         models: Models | None = None,
     ) -> Any:
-        """The trainer of a candidate on `rows`, its models on the device.
+        """Return the trainer of a candidate on `rows`, its models on the device.
 
         Args:
             models: the models, where they have been made already (a trace has some without data).
@@ -131,17 +131,17 @@ class Family:
         return trainer
 
     def load_models(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
-        """The models with their weights; by name where the trainer loads them."""
+        """Return the models with their weights; by name where the trainer loads them."""
         return Models(policy=spec.model_path)
 
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
-        """Models of random weights, on `device`."""
+        """Return models of random weights, on `device`."""
         return Models(policy=self.random_model(spec, training, model, device))
 
     def build(
         self, training: Any, model: ModelConfig, rows: Any, models: Models, tokenizer: Any
     ) -> Any:
-        """The trainer, as TRL's script makes it."""
+        """Return the trainer, as TRL's script makes it."""
         reference = {"ref_model": models.reference} if METHODS[self.method].reference else {}
         return self.trainer_class(
             model=models.policy,
@@ -154,12 +154,12 @@ class Family:
         )
 
     def quantization(self, model: ModelConfig, models: Models) -> Any:
-        """How the trainer is to load the base. What is made already has been quantised; some
+        """Return how the trainer is to load the base. What is made already has been quantised; some
         trainers refuse to be told again."""
         return quantization_of(model) if isinstance(models.policy, str) else None
 
     def policy(self, trainer: Any) -> Any:
-        """The model that is trained, with its adapters."""
+        """Return the model that is trained, with its adapters."""
         return trainer.model
 
     def train(self, trainer: Any) -> None:
@@ -167,18 +167,19 @@ class Family:
         trainer.train()
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:
-        """Why this trainer must not be used, though it runs; None: it may."""
+        """Return why this trainer must not be used, though it runs; None: it may."""
         return None
 
     def before_training_s(self, trainer: Any) -> float:
-        """What is done once before the training, as seconds for each real token of the data."""
+        """Return what is done once before the training, as seconds for each real token of the
+        data."""
         return 0.0
 
     def random_model(
         self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str
     ) -> Any:
-        """The model of the same shape with random weights, made on `device` itself; where FSDP
-        divides it, on the host."""
+        """Return the model of the same shape with random weights, made on `device` itself; where
+        FSDP divides it, on the host."""
         config = model_config(
             spec.model_path,
             self.method,
@@ -197,7 +198,7 @@ class Family:
 
 
 def from_config(config: Any, path: str, method: str, model: ModelConfig, device: str) -> Any:
-    """A model of a method's class with random weights, made on `device` itself."""
+    """Return a model of a method's class with random weights, made on `device` itself."""
     # As `from_pretrained` leaves it: what a Trainer asks the config for later.
     config.name_or_path = path
     kind = getattr(torch, model.dtype) if model.dtype != "auto" else config.dtype
@@ -210,7 +211,7 @@ def from_config(config: Any, path: str, method: str, model: ModelConfig, device:
 
 
 def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
-    """What TRL's scripts pass on to `from_pretrained`."""
+    """Return what TRL's scripts pass on to `from_pretrained`."""
     return {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,

@@ -9,8 +9,8 @@ from accelerate import init_empty_weights
 
 
 def whole_on_first_rank(make: Callable[[str], Any]) -> Any:
-    """A model on the host, with weights on the first rank only; the others have room for them, of
-    which nothing is touched, until FSDP gives each its part.
+    """Return a model on the host, with weights on the first rank only; the others have room for
+    them, of which nothing is touched, until FSDP gives each its part.
 
     That is what transformers does with `fsdp_cpu_ram_efficient_loading`.
 

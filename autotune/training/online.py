@@ -48,12 +48,12 @@ class OnlineFamily(Family):
         return super().parse(config, scratch)
 
     def load_models(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
-        """The policy and what rewards it, by name."""
+        """Return the policy and what rewards it, by name."""
         models = super().load_models(spec, training, model)
         return replace(models, rewards=reward_functions(spec.config))
 
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
-        """Models of random weights, the reference too where it is one of its own."""
+        """Return models of random weights, the reference too where it is one of its own."""
         policy = self.random_model(spec, training, model, device)
         needs_copy = training.beta != 0.0 and not model.use_peft
         reference = self.random_model(spec, training, model, device) if needs_copy else None
@@ -66,7 +66,7 @@ class OnlineFamily(Family):
     def build(
         self, training: Any, model: ModelConfig, rows: Any, models: Models, tokenizer: Any
     ) -> Any:
-        """The trainer, as TRL's script makes it; it would load its reference by itself."""
+        """Return the trainer, as TRL's script makes it; it would load its reference by itself."""
         tokenizer.padding_side = tokenizer.truncation_side = "left"
         # One that was asked for vLLM would look for it.
         with self._reference_given(models.reference), replaced(training, "use_vllm", False):
@@ -164,7 +164,7 @@ class RlooFamily(OnlineFamily):
 
 
 def reward_functions(config: dict[str, Any]) -> list[Any]:
-    """What rewards completions, in the order of TRL's scripts: models by name, functions.
+    """Return what rewards completions, in the order of TRL's scripts: models by name, functions.
 
     Raises:
         ValueError: there is no such function.
@@ -176,7 +176,7 @@ def reward_functions(config: dict[str, Any]) -> list[Any]:
 
 
 def reward_function(name: str) -> Callable[..., Any]:
-    """One of TRL's functions by its name, or any by its import path.
+    """Return one of TRL's functions by its name, or any by its import path.
 
     Raises:
         ValueError: there is no such function.
@@ -204,8 +204,8 @@ def reward_function(name: str) -> Callable[..., Any]:
 
 
 def _read_by(reward: Any, tokenizer: Any) -> Any:
-    """The policy's tokenizer for a model of random weights that has none of its own; None where
-    the trainer looks for one itself."""
+    """Return the policy's tokenizer for a model of random weights that has none of its own; None
+    where the trainer looks for one itself."""
     if not isinstance(reward, torch.nn.Module):
         return None
     config: Any = reward.config
@@ -217,7 +217,7 @@ def _read_by(reward: Any, tokenizer: Any) -> Any:
 
 
 def random_reward_model(path: str, training: Any, model: ModelConfig, device: str) -> Any:
-    """A reward model of the shape at `path` with random weights, on `device`; of the policy's
-    data type and attention, as TRL loads it."""
+    """Return a reward model of the shape at `path` with random weights, on `device`; of the
+    policy's data type and attention, as TRL loads it."""
     config = model_config(path, "reward", trust_remote_code=training.trust_remote_code)
     return from_config(config, path, "reward", model, device)

@@ -37,7 +37,7 @@ class PpoFamily(Family):
     }
 
     def training_arguments(self) -> Any:
-        """The training arguments, of TRL's experimental part."""
+        """Return the training arguments, of TRL's experimental part."""
         return PPOConfig
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
@@ -48,7 +48,7 @@ class PpoFamily(Family):
         return script, training, model
 
     def load_models(self, spec: TrainerSpec, training: Any, model: ModelConfig) -> Models:
-        """The models as the bundle's script loads them."""
+        """Return the models as the bundle's script loads them."""
         quantization_of(model)  # else a missing bitsandbytes would not be named
         training.reward_model_path = _reward_path(spec)
         script = train_ppo.PPOScriptArguments(
@@ -63,7 +63,7 @@ class PpoFamily(Family):
         )
 
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
-        """Models of random weights; value and reward model are of one shape."""
+        """Return models of random weights; value and reward model are of one shape."""
         needs_copy = _copies(spec) or not model.use_peft
         judges = [
             random_reward_model(_reward_path(spec), training, model, device) for _ in range(2)
@@ -78,7 +78,8 @@ class PpoFamily(Family):
     def build(
         self, training: Any, model: ModelConfig, rows: Any, models: Models, tokenizer: Any
     ) -> Any:
-        """The trainer, as the bundle's script makes it; of rows that are tokenized or not."""
+        """Return the trainer, as the bundle's script makes it; of rows that are tokenized or
+        not."""
         # Else the precision of an earlier trainer of this process would be kept.
         AcceleratorState._reset_state()
         tokenizer = train_ppo.prepared_tokenizer(tokenizer)
@@ -93,7 +94,7 @@ class PpoFamily(Family):
         return train_ppo.make_trainer(training, model, tokenizer, parts, rows, None)
 
     def policy(self, trainer: Any) -> Any:
-        """The model that writes; the trainer's model holds the value model as well."""
+        """Return the model that writes; the trainer's model holds the value model as well."""
         return trainer.policy_model
 
     def train(self, trainer: Any) -> None:
@@ -180,7 +181,8 @@ def check_stop(token: Any, token_id: Any) -> None:
 
 
 def _reward_path(spec: TrainerSpec) -> str:
-    """Where the job names none, reward and value model are taken to be of the policy's shape."""
+    """Return where the job names none, reward and value model are taken to be of the policy's
+    shape."""
     path: str = spec.config.get("reward_model_path") or spec.model_path
     return path
 

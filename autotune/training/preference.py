@@ -20,14 +20,14 @@ class PreferenceFamily(Family):
     hooks = ("_prepare_dataset", "_precompute_ref_logps", "compute_ref_log_probs")
 
     def models(self, spec: TrainerSpec, training: Any, model: ModelConfig, device: str) -> Models:
-        """Models of random weights, the reference too where it is one of its own."""
+        """Return models of random weights, the reference too where it is one of its own."""
         policy = self.random_model(spec, training, model, device)
         needs_copy = not (model.use_peft or training.precompute_ref_log_probs)
         reference = self.random_model(spec, training, model, device) if needs_copy else None
         return Models(policy=policy, reference=reference)
 
     def before_training_s(self, trainer: Any) -> float:
-        """Seconds of the reference's forward passes for each real token."""
+        """Return seconds of the reference's forward passes for each real token."""
         seconds: float = trainer.reference_s_per_token()
         return seconds
 

@@ -13,12 +13,12 @@ from trl import ModelConfig, get_quantization_config
 
 
 def is_quantized(model: ModelConfig) -> bool:
-    """Whether the model is loaded with a quantised base."""
+    """True if the model is loaded with a quantised base."""
     return bool(model.load_in_4bit or model.load_in_8bit)
 
 
 def quantization_of(model: ModelConfig) -> Any:
-    """How transformers is to load the model; None: as it is.
+    """Return how transformers is to load the model; None: as it is.
 
     Raises:
         ImportError: bitsandbytes is not installed.

@@ -29,8 +29,8 @@ class Ranks:
 
     @classmethod
     def of(cls, spec: TrainerSpec, accumulation: int | None = None) -> Self:
-        """The processes of a training; `accumulation`: how many micro-steps the probe really takes
-        in an optimizer step, where those are not all."""
+        """Return the processes of a training; `accumulation`: how many micro-steps the probe really
+        takes in an optimizer step, where those are not all."""
         sharding = spec.parsed_sharding
         if not sharding.in_group:
             return cls()
@@ -54,7 +54,7 @@ class Ranks:
         return [batch for batch in batches for _ in range(self.processes)]
 
     def all_agree(self, vote: bool) -> bool:
-        """Whether all ranks want it; each of them has to ask."""
+        """True if all ranks want it; each of them has to ask."""
         if self.processes == 1:
             return vote
         from autotune.training.distributed import all_agree
@@ -62,7 +62,7 @@ class Ranks:
         return all_agree(vote)
 
     def checked_engine(self, trainer: Any) -> str | None:
-        """The engine that really sharded the training; None: one process by itself.
+        """Return the engine that really sharded the training; None: one process by itself.
 
         Raises:
             AnotherEngine: it is not what was asked for.

@@ -52,7 +52,7 @@ class ReferenceOnce:
         return result
 
     def reference_s_per_token(self) -> float:
-        """Seconds for each real token; the first micro-batch is left out, it warms up."""
+        """Return seconds for each real token; the first micro-batch is left out, it warms up."""
         timed_steps = self.reference_steps[1:] or self.reference_steps
         return (
             sum(s for _, s in timed_steps) / sum(n for n, _ in timed_steps) if timed_steps else 0.0

@@ -19,12 +19,12 @@ FAMILIES = {
 
 
 def own_script(name: str) -> str:
-    """The text of a script that trains where TRL has none; probes use its functions."""
+    """Return the text of a script that trains where TRL has none; probes use its functions."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def family(method: str) -> "Family":
-    """The family of a method; loads its trainer only."""
+    """Return the family of a method; loads its trainer only."""
     file, name = FAMILIES[method]
     trainer_family: Family = getattr(importlib.import_module(f"autotune.training.{file}"), name)()
     return trainer_family

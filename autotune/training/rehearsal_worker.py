@@ -56,8 +56,8 @@ def rehearsal(path: Path) -> None:
 def _timed_sizes(
     batching: Batching, rows: Rows, order: list[int], processes: int
 ) -> list[int] | None:
-    """Tokens with padding of each timed micro-batch, of the ranks' the largest; None where packing
-    decides it."""
+    """Return tokens with padding of each timed micro-batch, of the ranks' the largest; None where
+    packing decides it."""
     if batching.packing:
         return None
     sizes, micro = [], batching.micro_batch
@@ -115,9 +115,9 @@ def _order(
 def _prompts(
     request: RehearsalRequest, rollout: Rollout, rows: Rows
 ) -> tuple[list[int], list[int], RehearsalReply]:
-    """The same where completions are generated: a representative cycle, one from the longest
-    prompts, then those that are timed; an evaluation of the longest. Whole cycles, and as steps
-    are logged by twos an even number of steps."""
+    """Return the same where completions are generated: a representative cycle, one from the longest
+    prompts, then those that are timed; an evaluation of the longest. Whole cycles, and as steps are
+    logged by twos an even number of steps."""
     plan = rollout_plan(rows.longest, rollout, request.rows_total)
     cycles = math.ceil(request.timed_steps / rollout.steps)
     cycles += cycles * rollout.steps % LOGGING_STEPS
@@ -137,7 +137,8 @@ def _fill(indices: list[int], count: int) -> list[int]:
 
 
 def _card(config: str | None) -> str:
-    """A data card: the folder can be loaded under the name of the job's own configuration."""
+    """Return a data card: the folder can be loaded under the name of the job's own
+    configuration."""
     name = json.dumps(config or "default")
     return (
         f"---\nconfigs:\n- config_name: {name}\n  data_files:\n"

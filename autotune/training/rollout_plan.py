@@ -85,13 +85,13 @@ class Rollout:
 
 
 def completion_length(config: Mapping[str, Any]) -> int:
-    """Tokens of a full completion, by either of the names that trainers have for it."""
+    """Return tokens of a full completion, by either of the names that trainers have for it."""
     length: int = config.get(RESPONSE) or config[COMPLETION]
     return length
 
 
 def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout:
-    """How the trainer of a flat configuration generates."""
+    """Return how the trainer of a flat configuration generates."""
     if RESPONSE in config:
         return _ppo_rollout(config, seed)
     return Rollout(
@@ -139,7 +139,7 @@ class RolloutPlan:
 
 
 def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> RolloutPlan:
-    """The prompts of one probe.
+    """Return the prompts of one probe.
 
     Args:
         lengths: tokens of the prompts measured.
@@ -164,15 +164,15 @@ def rollout_plan(lengths: Sequence[int], rollout: Rollout, rows_total: int) -> R
 
 
 def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -> int:
-    """Tokens of a timed cycle with the padding of its rounds."""
+    """Return tokens of a timed cycle with the padding of its rounds."""
     rounds = range(0, len(plan.timed), rollout.prompts)
     longest = [max(lengths[i] for i in plan.timed[n : n + rollout.prompts]) for n in rounds]
     return sum(rollout.completions * (prompt + rollout.length) for prompt in longest)
 
 
 def dealt_order(order: Sequence[int], rollout: Rollout, processes: int) -> list[int]:
-    """The prompts of one device's rounds as those of all: each device gets the same ones, where a
-    group is divided among devices the same one."""
+    """Return the prompts of one device's rounds as those of all: each device gets the same ones,
+    where a group is divided among devices the same one."""
     if processes == 1:
         return list(order)
     count = -(-processes * rollout.completions // rollout.group)

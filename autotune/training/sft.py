@@ -22,7 +22,7 @@ class SftFamily(Family):
     }
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:
-        """The problem of rows that see each other without padding; None: they do not."""
+        """Return the problem of rows that see each other without padding; None: they do not."""
         if not batching.flat or not rows_see_each_other(trainer):
             return None
         return (

@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def load_tokenizer(script: Any, model: Any) -> Any:
-    """The policy's; PPOTrainer wants the padding on the left."""
+    """Return the policy's; PPOTrainer wants the padding on the left."""
     return prepared_tokenizer(
         AutoTokenizer.from_pretrained(
             model.model_name_or_path,
@@ -117,7 +117,8 @@ def load_tokenizer(script: Any, model: Any) -> Any:
 
 
 def prepared_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer with padding on the left, and a token for it that the model knows, if any."""
+    """Return the tokenizer with padding on the left, and a token for it that the model knows, if
+    any."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         vocabulary, unused = tokenizer.get_vocab(), [*UNUSED, tokenizer.unk_token]
@@ -179,7 +180,7 @@ def load_models(script: Any, training: Any, model: Any) -> dict[str, Any]:
 def make_trainer(
     training: Any, model: Any, tokenizer: Any, models: dict[str, Any], rows: Any, samples: Any
 ) -> Any:
-    """The trainer, on tokenized rows; `samples` are shown with their responses now and then.
+    """Return the trainer, on tokenized rows; `samples` are shown with their responses now and then.
 
     Raises:
         ValueError: the models do not know all tokens that they will see.
@@ -254,7 +255,7 @@ def _words(model: Any) -> int:
 
 
 def _checkpointing(training: Any, part: str) -> Any:
-    """The setting of checkpointing, by the field's older or newer name."""
+    """Return the setting of checkpointing, by the field's older or newer name."""
     newer = getattr(training, f"activation_checkpointing{part}", None)
     return getattr(training, f"gradient_checkpointing{part}", None) if newer is None else newer
 

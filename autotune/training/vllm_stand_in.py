@@ -46,7 +46,7 @@ class StandIn(VLLMGeneration):
     def generate(
         self, prompts: Ids, images: Any, num_generations: int, profiler: Any = None
     ) -> tuple[Ids, Ids, Any, Any]:
-        """Completions with, for each token, a log-probability that is as good as any."""
+        """Return completions with, for each token, a log-probability that is as good as any."""
         self._calls = 0
         completions = self._halved(prompts)
         self.parts = max(self.parts, self._calls)
@@ -55,7 +55,7 @@ class StandIn(VLLMGeneration):
         return prompts, completions, [[[even_logp]] * len(ids) for ids in completions], None
 
     def _halved(self, prompts: Ids) -> Ids:
-        """All at once; where that does not fit, half of them after the other half.
+        """Return all at once; where that does not fit, half of them after the other half.
 
         Raises:
             Unsupported: it does not fit on a rank whose peers wait for it at every token.
@@ -83,7 +83,7 @@ class StandIn(VLLMGeneration):
 
 
 def on_vllms_path(trainer: Any) -> Any:
-    """The trainer, made for transformers' generation, as it would be with vLLM."""
+    """Return the trainer, made for transformers' generation, as it would be with vLLM."""
     trainer.vllm_generation = StandIn(trainer)
     trainer.use_vllm = trainer.args.use_vllm = True
     trainer._last_loaded_step = -1

@@ -21,7 +21,7 @@ _SAME = (
 
 
 def names(files: LaunchFiles) -> Iterator[Problem]:
-    """Fields that accelerate does not know: it would refuse the file."""
+    """Yield fields that accelerate does not know: it would refuse the file."""
     fields = files.fields.accelerate
     for name in sorted(set(files.accelerate) - set(fields), key=str) if fields else ():
         hint = nearest(str(name), fields) or "take it out"
@@ -29,7 +29,7 @@ def names(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def processes(files: LaunchFiles) -> Iterator[Problem]:
-    """How many there are, over how many machines."""
+    """Yield how many there are, over how many machines."""
     count = number(files.accelerate.get("num_processes"))
     machines = number(files.accelerate.get("num_machines")) or 1
     missing = "distributed_type" not in files.accelerate
@@ -106,7 +106,7 @@ def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def who_reads_deepspeeds_file(files: LaunchFiles) -> Iterator[Problem]:
-    """One file of DeepSpeed's, and somebody who reads it."""
+    """Yield one file of DeepSpeed's, and somebody who reads it."""
     own = section(files.accelerate, "deepspeed_config")
     named, trainers = own.get("deepspeed_config_file"), files.trainer.get("deepspeed")
     if files.alone and not trainers:
@@ -191,7 +191,7 @@ def precision(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def checkpoints(files: LaunchFiles) -> Iterator[Problem]:
-    """Activations are checkpointed by one of the two; weights are saved as they can be."""
+    """Yield activations are checkpointed by one of the two; weights are saved as they can be."""
     own = section(files.accelerate, "fsdp_config")
     if files.kind != FSDP:
         return
@@ -236,7 +236,7 @@ def batch_finder(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def groups(files: LaunchFiles) -> Iterator[Problem]:
-    """Completions of one prompt are made together, by all processes."""
+    """Yield completions of one prompt are made together, by all processes."""
     method = files.method
     if not files.counted or GROUP not in (files.trainer if method is None else method.knobs):
         return

@@ -15,7 +15,7 @@ from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
 
 def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
-    """Everything that is wrong: where, what each file says, what to do."""
+    """Return everything that is wrong: where, what each file says, what to do."""
     wrong = [problem for check in types.CHECKS for problem in check(files)]
     without = accelerate.OF_THE_FILE if files.alone else ()
     checks = (*(c for c in accelerate.CHECKS if c not in without), *deepspeed_checks.CHECKS)
@@ -28,7 +28,7 @@ def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
 
 
 def of_bundle(texts: Mapping[str, str], method: Method) -> LaunchFiles:
-    """The files of a bundle, as those read them that it is made for.
+    """Return the files of a bundle, as those read them that it is made for.
 
     Args:
         texts: file name -> text.

@@ -29,7 +29,7 @@ _SCHEDULES = {
 
 
 def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
-    """Numbers that both files give, and give differently."""
+    """Yield numbers that both files give, and give differently."""
     file = files.deepspeed or {}
     for theirs, ours in _SAME:
         value, wanted = value_at(file, theirs), files.trains(ours)
@@ -66,8 +66,8 @@ def _betas(files: LaunchFiles, file: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def left_out(files: LaunchFiles) -> Iterator[Problem]:
-    """Numbers that have to be there: DeepSpeed fails without the first, and accelerate takes one
-    for the second (`DeepSpeedPlugin`), whatever the trainer accumulates."""
+    """Yield numbers that have to be there: DeepSpeed fails without the first, and accelerate takes
+    one for the second (`DeepSpeedPlugin`), whatever the trainer accumulates."""
     file = files.deepspeed
     if file is None or number(file.get("train_batch_size")) is not None:
         return
@@ -107,7 +107,7 @@ def precisions(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def _enabled(file: Mapping[str, Any], kind: str) -> bool | None:
-    """Whether a precision is on; None: its section is missing, or leaves it open."""
+    """Return whether a precision is on; None: its section is missing, or leaves it open."""
     if not isinstance(file.get(kind), Mapping):
         return None
     value = section(file, kind).get("enabled", False)
@@ -133,7 +133,7 @@ def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def optimizers(files: LaunchFiles) -> Iterator[Problem]:
-    """Who makes optimizer and schedule, and which."""
+    """Yield who makes optimizer and schedule, and which."""
     file = files.deepspeed or {}
     optim = str(files.trains("optim"))
     kind = value_at(file, "optimizer.type")
@@ -165,7 +165,7 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def stages(files: LaunchFiles) -> Iterator[Problem]:
-    """A stage that there is (`runtime/zero/config.py`: 0 to 3)."""
+    """Yield a stage that there is (`runtime/zero/config.py`: 0 to 3)."""
     told = files.zero.get("stage")
     if told in (None, AUTO) or number(told) in (0, 1, 2, 3):
         return
@@ -177,7 +177,7 @@ def stages(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def offloads(files: LaunchFiles) -> Iterator[Problem]:
-    """What is kept outside the GPU, at stages that can do that."""
+    """Yield what is kept outside the GPU, at stages that can do that."""
     for name, what in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
         told = section(files.zero, name)
         device = told.get("device", "none")
@@ -207,7 +207,7 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def weights_again(files: LaunchFiles) -> Iterator[Problem]:
-    """Groups of processes that hold all weights once more among them."""
+    """Yield groups of processes that hold all weights once more among them."""
     size = number(files.zero.get(HPZ))
     if size is None or size <= 1 or not files.counted:
         return
@@ -247,7 +247,8 @@ def autos(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def unknown_names(files: LaunchFiles) -> Iterator[Problem]:
-    """Names that DeepSpeed does not know: at the top it passes over them, further in it fails."""
+    """Yield names that DeepSpeed does not know: at the top it passes over them, further in it
+    fails."""
     file = files.deepspeed or {}
     declared = {where: frozenset(fields) for where, fields in files.fields.deepspeed.items()}
     for where, known in {**SECTIONS, **declared}.items():

@@ -6,7 +6,7 @@ Sources: `deepspeed/runtime/config.py` and what it calls, `runtime/swap_tensor/c
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 

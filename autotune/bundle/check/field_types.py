@@ -38,7 +38,7 @@ NOTHING = Kind("null", lambda value: value is None)
 
 
 def whole(least: float | None = None) -> Kind:
-    """A whole number, also one that is a text or has a fraction of zero."""
+    """Return a whole number, also one that is a text or has a fraction of zero."""
     return Kind(
         "a whole number" if least is None else f"a whole number from {least:g} on",
         lambda v: _within(v, least) and float(v).is_integer(),
@@ -46,7 +46,7 @@ def whole(least: float | None = None) -> Kind:
 
 
 def real(least: float | None = None, most: float | None = None) -> Kind:
-    """A number."""
+    """Return a number."""
     words = "a number" if least is None else f"a number from {least:g} on"
     if most is not None:
         words = f"a number from {least:g} to {most:g}"
@@ -61,7 +61,7 @@ def _within(value: Any, least: float | None, most: float | None = None) -> bool:
 
 
 def one_of(*values: str) -> Kind:
-    """One of some texts."""
+    """Return one of some texts."""
     told = ", ".join(f"`{value}`" for value in values)
     return Kind(f"one of {told}", lambda value: isinstance(value, str) and value in values)
 
@@ -72,12 +72,12 @@ def either(*kinds: Kind) -> Kind:
 
 
 def of_type(text: str, least: float | None = None, most: float | None = None) -> Kind | None:
-    """The kind that a type of a trainer's field is; None: any value may do."""
+    """Return the kind that a type of a trainer's field is; None: any value may do."""
     return _of_parts(text, {**_kinds(least, most), "dict": either(SECTION, TEXT)})
 
 
 def of_declared(field: DeclaredField) -> Kind | None:
-    """The kind that a field of accelerate's or DeepSpeed's is; None: any value may do."""
+    """Return the kind that a field of accelerate's or DeepSpeed's is; None: any value may do."""
     return _of_parts(field.type, {**_kinds(field.least, field.most), "dict": SECTION})
 
 
@@ -144,7 +144,8 @@ OF_ACCELERATE: Mapping[str, Kind] = {
 
 
 def accelerate_kinds(fields: LaunchFields) -> dict[str, Kind]:
-    """The kind of each field of accelerate's file, by its path; none where nothing is declared."""
+    """Return the kind of each field of accelerate's file, by its path; none where nothing is
+    declared."""
     if not fields.accelerate:
         return {}
     declared = {name: of_declared(field) for name, field in fields.accelerate.items()}
@@ -189,7 +190,8 @@ OF_DEEPSPEED: Mapping[str, Kind] = {
 
 
 def deepspeed_kinds(fields: LaunchFields) -> dict[str, Kind]:
-    """The kind of each field of DeepSpeed's file, by its path; none where nothing is declared."""
+    """Return the kind of each field of DeepSpeed's file, by its path; none where nothing is
+    declared."""
     if not fields.deepspeed:
         return {}
     declared = {

@@ -68,18 +68,18 @@ class LaunchFiles:
 
     @property
     def counted(self) -> bool:
-        """Whether it is told how many processes train."""
+        """True if it is told how many processes train."""
         value = number(self.accelerate.get("num_processes"))
         return (value is not None and value >= 1) or self.kind == NONE
 
     @property
     def by_deepspeed(self) -> bool:
-        """Whether DeepSpeed is asked for, by accelerate's file or by the trainer's."""
+        """True if DeepSpeed is asked for, by accelerate's file or by the trainer's."""
         return self.kind == DEEPSPEED or bool(self.trainer.get("deepspeed"))
 
     @property
     def by_fsdp(self) -> bool:
-        """Whether FSDP is asked for, by accelerate's file or by the trainer's."""
+        """True if FSDP is asked for, by accelerate's file or by the trainer's."""
         return self.kind == FSDP or bool(self.trainer.get("fsdp"))
 
     @property
@@ -113,8 +113,8 @@ class LaunchFiles:
         return f"{self.deepspeed_file} has zero_optimization.stage: {self.stage}"
 
     def trains(self, name: str) -> Any:
-        """What the trainer does: what its file says, under any of the field's names, or TRL's
-        default; None where neither is known."""
+        """Return what the trainer does: what its file says, under any of the field's names, or
+        TRL's default; None where neither is known."""
         for told, value in self.trainer.items():
             if canonical_name(told) == name and value is not None:
                 return value
@@ -124,28 +124,28 @@ class LaunchFiles:
         return own.get(name, DEFAULTS.get(name))
 
     def at_trainer(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """A problem with a field of the trainer."""
+        """Return a problem with a field of the trainer."""
         told = next((n for n in self.trainer if canonical_name(n) == name), name)
         return Problem(where=f"{self.trainer_file}: {told}", what=what, hint=hint)
 
     def at_accelerate(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """A problem with a field of accelerate."""
+        """Return a problem with a field of accelerate."""
         return Problem(where=f"{self.accelerate_file}: {name}", what=what, hint=hint)
 
     def at_deepspeed(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """A problem with a field of DeepSpeed."""
+        """Return a problem with a field of DeepSpeed."""
         return Problem(where=f"{self.deepspeed_file}: {name}", what=what, hint=hint)
 
     def at_offload(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """A problem with a field of what is offloaded (`offload_param.device`), in the file that
-        says it."""
+        """Return a problem with a field of what is offloaded (`offload_param.device`), in the file
+        that says it."""
         if self.deepspeed is None:
             return self.at_accelerate(f"deepspeed_config.{name.replace('.', '_')}", what, hint)
         return self.at_deepspeed(f"zero_optimization.{name}", what, hint)
 
 
 def number(value: Any) -> float | None:
-    """A number, also where YAML made a word of it (`2e-5`); None for anything else."""
+    """Return a number, also where YAML made a word of it (`2e-5`); None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -156,13 +156,13 @@ def number(value: Any) -> float | None:
 
 
 def section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A mapping inside a file; empty where there is none."""
+    """Return a mapping inside a file; empty where there is none."""
     value = data.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def value_at(data: Mapping[str, Any], path: str) -> Any:
-    """The value that stands at `a.b.c`; None where there is none."""
+    """Return the value that stands at `a.b.c`; None where there is none."""
     *parts, last = path.split(".")
     for part in parts:
         data = section(data, part)
@@ -170,7 +170,7 @@ def value_at(data: Mapping[str, Any], path: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, as it stands in a file."""
+    """Return a value in a message, as it stands in a file."""
     if value is None:
         return "not there"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -33,7 +33,7 @@ def read_launch(
     deepspeed: Path | None = None,
     method: str | None = None,
 ) -> LaunchFiles:
-    """The files of a launch.
+    """Return the files of a launch.
 
     Args:
         folder: where they lie.
@@ -80,7 +80,7 @@ def read_launch(
 def _is_alone(
     found: Mapping[Path, Mapping[str, Any]], folder: Path, deepspeed: Path | None
 ) -> bool:
-    """Whether DeepSpeed's file lies beside the trainer's, and none of accelerate's."""
+    """True if DeepSpeed's file lies beside the trainer's, and none of accelerate's."""
     if any(_marked(found, _ACCELERATES)):
         return False
     named = any(data.get("deepspeed") for data in found.values())
@@ -88,7 +88,7 @@ def _is_alone(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The mapping that a file holds; empty where it holds something else.
+    """Return the mapping that a file holds; empty where it holds something else.
 
     Raises:
         UserError: it cannot be read.
@@ -110,7 +110,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _repair(path: Path, error: Exception) -> str:
-    """What to do about a file that cannot be read."""
+    """Return what to do about a file that cannot be read."""
     if isinstance(error, OSError):
         return "make it readable, or name another file"
     right = "correct that place"
@@ -120,7 +120,7 @@ def _repair(path: Path, error: Exception) -> str:
 
 
 def _in_one_line(error: Exception) -> str:
-    """What is wrong, and in which line."""
+    """Return what is wrong, and in which line."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
@@ -130,7 +130,8 @@ def _in_one_line(error: Exception) -> str:
 def _read_all(
     folder: Path, given: list[Path | None]
 ) -> tuple[dict[Path, dict[str, Any]], list[Problem]]:
-    """Every YAML and JSON file of the folder that holds a mapping, and those that were named.
+    """Return every YAML and JSON file of the folder that holds a mapping, and those that were
+    named.
 
     A file that cannot be read is a problem; it may be the one that is meant.
     """
@@ -155,7 +156,8 @@ def _one(
     kind: str,
     problems: list[Problem],
 ) -> Path | None:
-    """The file of a kind, by its name or by what it holds; what is wrong is added to `problems`."""
+    """Return the file of a kind, by its name or by what it holds; what is wrong is added to
+    `problems`."""
     if given is not None:
         if found.get(folder / given):
             return folder / given
@@ -173,7 +175,7 @@ def _one(
 
 
 def _marked(found: Mapping[Path, Mapping[str, Any]], marks: tuple[str, ...]) -> Iterator[Path]:
-    """The YAML files that have a field of a kind."""
+    """Yield the YAML files that have a field of a kind."""
     for path, data in found.items():
         if path.suffix != ".json" and set(marks) & set(data):
             yield path
@@ -194,6 +196,6 @@ def _deepspeeds(
 
 
 def _method(given: str | None, trainer: Path) -> Method | None:
-    """The method that is named, or that the trainer's file is named after."""
+    """Return the method that is named, or that the trainer's file is named after."""
     named = next((m for m in METHODS.values() if m.config_file == trainer.name), None)
     return METHODS[given] if given else named

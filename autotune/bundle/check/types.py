@@ -33,7 +33,7 @@ def of_deepspeed(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def of_trainer(files: LaunchFiles) -> Iterator[Problem]:
-    """The trainer's file, by the types that its source has."""
+    """Yield the trainer's file, by the types that its source has."""
     for told, value in files.trainer.items():
         name, text = canonical_name(str(told)), files.types.get(str(told))
         if text is None:

@@ -29,7 +29,7 @@ _WHOLE = "axolotl.integrations.liger.LigerPlugin"
 
 
 def formatted(bundle: Launched) -> Formatted:
-    """The bundle as Axolotl reads it.
+    """Return the bundle as Axolotl reads it.
 
     Raises:
         UserError: it has no such training.
@@ -84,7 +84,7 @@ def formatted(bundle: Launched) -> Formatted:
 
 
 def _rows(bundle: Launched) -> dict[str, Any]:
-    """Where the rows lie; conversations, unless the method wants pairs."""
+    """Return where the rows lie; conversations, unless the method wants pairs."""
     config = bundle.config
     place = str(config.get("dataset_name", "FILL_IN"))
     rows: dict[str, Any] = {"path": place}

@@ -20,7 +20,7 @@ FORMATS: Mapping[str, Callable[[Launched], Formatted]] = {
 
 
 def formatted(texts: Mapping[str, str], name: str) -> Formatted:
-    """A bundle in another form.
+    """Return a bundle in another form.
 
     Args:
         texts: the bundle's files.

@@ -37,7 +37,7 @@ class Launched:
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
-        """A bundle's files by name.
+        """Return a bundle's files by name.
 
         Raises:
             UserError: they are none of a bundle.
@@ -104,7 +104,7 @@ class Launched:
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP divides the weights."""
+        """True if FSDP divides the weights."""
         return self.kind == FSDP
 
     @property

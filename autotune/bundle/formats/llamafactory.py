@@ -37,7 +37,7 @@ _HANDLED = words(
 
 
 def formatted(bundle: Launched) -> Formatted:
-    """The bundle as LLaMA-Factory reads it.
+    """Return the bundle as LLaMA-Factory reads it.
 
     Raises:
         UserError: it has no such training.
@@ -92,7 +92,7 @@ def formatted(bundle: Launched) -> Formatted:
 
 
 def _registry(config: Mapping[str, Any]) -> str:
-    """Where the rows lie. What their columns are called LLaMA-Factory has to be told."""
+    """Return where the rows lie. What their columns are called LLaMA-Factory has to be told."""
     place = str(config.get("dataset_name", "FILL_IN"))
     local = place.startswith(("/", ".", "~")) or PurePath(place).suffix in (".json", ".jsonl")
     entry: dict[str, Any] = {"file_name" if local else "hf_hub_url": place}

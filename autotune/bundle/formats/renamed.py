@@ -35,7 +35,7 @@ class Renaming:
         kept: frozenset[str],
         handled: frozenset[str],
     ) -> Self:
-        """The fields of a configuration.
+        """Return the fields of a configuration.
 
         Args:
             rules: how the other tool's fields are read.
@@ -56,7 +56,7 @@ class Renaming:
 
 
 def not_said(bundle: Launched) -> dict[str, str]:
-    """What a bundle's launch sets beside its files."""
+    """Return what a bundle's launch sets beside its files."""
     return {
         name: f"set it where the training starts: {name}={value}"
         for name, value in bundle.environment.items()
@@ -64,7 +64,7 @@ def not_said(bundle: Launched) -> dict[str, str]:
 
 
 def as_yaml(theirs: Mapping[str, Any], head: str) -> str:
-    """A file of the other tool."""
+    """Return a file of the other tool."""
     kept = {name: value for name, value in theirs.items() if value is not None}
     body = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
     return f"# Written by autotune.\n{head}\n{body}"

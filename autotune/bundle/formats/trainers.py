@@ -49,7 +49,7 @@ bash launch.sh "$@"
 
 
 def training_arguments(bundle: Launched) -> Formatted:
-    """What `HfArgumentParser(TrainingArguments).parse_json_file` reads."""
+    """Return what `HfArgumentParser(TrainingArguments).parse_json_file` reads."""
     fields = transformers_fields()
     known = {name: value for name, value in bundle.config.items() if name in fields}
     lost = {
@@ -69,12 +69,12 @@ def training_arguments(bundle: Launched) -> Formatted:
 
 
 def script(bundle: Launched) -> Formatted:
-    """A Python program that trains the same."""
+    """Return a Python program that trains the same."""
     return Formatted(files={"train.py": _program(bundle), **bundle.launch_files}, lost={})
 
 
 def notebook(bundle: Launched) -> Formatted:
-    """The same program in a notebook, which trains on one device."""
+    """Return the same program in a notebook, which trains on one device."""
     if bundle.processes > 1:
         what = f"a notebook trains on one device, and this bundle has {bundle.processes}"
         raise user_error(what, where="--format", hint="use `--format python`")
@@ -102,13 +102,13 @@ def _program(bundle: Launched) -> str:
 
 
 def _exports(environment: Mapping[str, str]) -> str:
-    """Lines that set what has to be set before torch is loaded."""
+    """Return lines that set what has to be set before torch is loaded."""
     lines = [f"os.environ.setdefault({n!r}, {v!r})\n" for n, v in environment.items()]
     return "".join(lines) + ("\n" if lines else "")
 
 
 def slurm(bundle: Launched) -> Formatted:
-    """A job for Slurm: of one machine, or the bundle's own for several."""
+    """Return a job for Slurm: of one machine, or the bundle's own for several."""
     script = bundle.texts.get(SLURM_SCRIPT)
     if "launch.sh" not in bundle.texts and script is not None:
         return Formatted(files={SLURM_SCRIPT: script}, lost={})
@@ -119,20 +119,20 @@ def slurm(bundle: Launched) -> Formatted:
 
 
 def variables(bundle: Launched) -> Formatted:
-    """Variables of the environment, as a shell reads them."""
+    """Return variables of the environment, as a shell reads them."""
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in bundle.environment.items()]
     return Formatted(files={".env": "".join(lines)}, lost={})
 
 
 def trl(bundle: Launched) -> Formatted:
-    """What `trl METHOD --config` reads."""
+    """Return what `trl METHOD --config` reads."""
     name = bundle.method.config_file
     lost = {**not_said(bundle), **_launch_of(bundle)}
     return Formatted(files={name: bundle.texts[name]}, lost=lost)
 
 
 def _launch_of(bundle: Launched) -> dict[str, str]:
-    """How many processes train, and what says how they share it."""
+    """Return how many processes train, and what says how they share it."""
     if not bundle.start:
         return {}
     several = "processes" if bundle.processes > 1 else "process"
@@ -143,12 +143,12 @@ def _launch_of(bundle: Launched) -> dict[str, str]:
 
 
 def accelerate(bundle: Launched) -> Formatted:
-    """What `accelerate launch --config_file` reads."""
+    """Return what `accelerate launch --config_file` reads."""
     return Formatted(files={"accelerate.yaml": bundle.texts["accelerate.yaml"]}, lost={})
 
 
 def deepspeed(bundle: Launched) -> Formatted:
-    """What DeepSpeed reads.
+    """Return what DeepSpeed reads.
 
     Raises:
         UserError: it does not train with DeepSpeed.

@@ -14,7 +14,7 @@ SHARDING_WIDTH, LEAST_WIDTH = 16, 14
 
 
 def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
-    """A row for each choice, with what the best of it has besides."""
+    """Return a row for each choice, with what the best of it has besides."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     heads = choice_heads(plan, shown)
     for name in heads:

@@ -12,7 +12,7 @@ class PlainConsole(Console):
     """A console that shows control characters of the texts it is given; its own it has."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A text as it is printed, also in a cell."""
+        """Return a text as it is printed, also in a cell."""
         return super().render_str(visible(text), **options)
 
     def print_line(self, text: str) -> None:

@@ -193,6 +193,6 @@ class RunEvents(ProgressEvents, Listener):
 
 
 def recorded(record: Path | None, heard: Listener) -> Listener:
-    """Who hears of a run: what is kept in the folder `record`, where there is one, and then
+    """Return who hears of a run: what is kept in the folder `record`, where there is one, and then
     `heard`."""
     return heard if record is None else RunEvents(EventFile(record / EVENTS), heard)

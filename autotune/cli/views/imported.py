@@ -11,7 +11,7 @@ _LONGEST = 32
 
 
 def imported_view(found: Imported) -> Iterator[str]:
-    """A line for each field, by what became of it, and what was assumed."""
+    """Yield a line for each field, by what became of it, and what was assumed."""
     width = max((len(fate.field) for fate in found.fates), default=0)
     for kind, title in _TITLES.items():
         fates = [fate for fate in found.fates if fate.kind == kind]

@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
-    """What `autotune run --json` prints."""
+    """Return what `autotune run --json` prints."""
     chosen = result.recommendation.chosen if result.recommendation else None
     verification = result.verification
     plain: dict[str, Any] = {
@@ -69,14 +69,14 @@ def result_plain(result: Result, bundle: Path) -> dict[str, Any]:
 
 
 def probe_counts(records: tuple[Record, ...]) -> dict[str, int]:
-    """How many probes there were, and how they ended."""
+    """Return how many probes there were, and how they ended."""
     outcomes = [r.measurement.outcome for r in records if r.measurement and counts_as_probe(r)]
     ok, oom = outcomes.count("ok"), outcomes.count("oom") + outcomes.count("host_oom")
     return {"total": len(outcomes), "ok": ok, "oom": oom, "other": len(outcomes) - ok - oom}
 
 
 def record_plain(record: Record, estimate: Estimate | None = None) -> dict[str, Any]:
-    """One probe, and what was expected of it."""
+    """Return one probe, and what was expected of it."""
     return {
         "estimate": None if estimate is None else estimate.plain(),
         "probe": record.number,
@@ -91,7 +91,7 @@ def report_plain(
     expectations: Expectations | None,
     skipped: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What `autotune report --json` prints: every probe, and the stored recommendation."""
+    """Return what `autotune report --json` prints: every probe, and the stored recommendation."""
     estimates = {} if expectations is None else expectations.estimates
     comparison = None if expectations is None else compared(expectations, records).plain()
     return {
@@ -106,12 +106,12 @@ def report_plain(
 
 
 def probe_plain(candidate: Candidate, measurement: Measurement) -> dict[str, Any]:
-    """What `autotune probe --json` prints."""
+    """Return what `autotune probe --json` prints."""
     return {"schema": SCHEMA, "knobs": candidate.knobs, "measurement": asdict(measurement)}
 
 
 def space_plain(space: SearchSpace, facts: Facts) -> dict[str, Any]:
-    """What `autotune space show --json` prints."""
+    """Return what `autotune space show --json` prints."""
     return {
         "schema": SCHEMA,
         "candidates": len(space.candidates),

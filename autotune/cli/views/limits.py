@@ -16,7 +16,7 @@ SCHEMA = 1
 
 
 def fewest_plain(tried: Sequence[Tried]) -> dict[str, Any]:
-    """What `autotune limits --of devices --json` prints."""
+    """Return what `autotune limits --of devices --json` prints."""
     return {
         "schema": SCHEMA,
         "devices": tried[-1].devices if tried[-1].safe else None,
@@ -43,7 +43,7 @@ def _plain(count: Tried) -> dict[str, Any]:
 
 
 def fewest_lines(tried: Sequence[Tried]) -> Iterator[str]:
-    """A line for each number of devices; of the one that does, the fastest candidate."""
+    """Yield a line for each number of devices; of the one that does, the fastest candidate."""
     for one in tried:
         count = f"{one.devices} device{'s' if one.devices > 1 else ''}"
         if one.plan is None:
@@ -78,14 +78,14 @@ def _values(count: Tried, name: str) -> tuple[Any, ...]:
 
 
 def _shown(count: Tried) -> tuple[Any, Any]:
-    """The fastest that fits, or the leanest."""
+    """Return the fastest that fits, or the leanest."""
     assert count.plan is not None
     ranked = count.plan.ranked()
     return ranked[0] if count.fits else min(ranked, key=leanness)
 
 
 def largest_plain(answer: Largest) -> dict[str, Any]:
-    """What `autotune limits --of KNOB --json` prints."""
+    """Return what `autotune limits --of KNOB --json` prints."""
     estimate, possible = answer.estimate, answer.possible_estimate
     return {
         "schema": SCHEMA,
@@ -102,7 +102,7 @@ def largest_plain(answer: Largest) -> dict[str, Any]:
 
 
 def largest_lines(answer: Largest) -> Iterator[str]:
-    """What is safe, what is merely possible, and of which candidate that is said."""
+    """Yield what is safe, what is merely possible, and of which candidate that is said."""
     where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
     if answer.value is None or answer.estimate is None:
         yield f"No {answer.knob} is safe in {where}."

@@ -38,7 +38,7 @@ Chosen = Sequence[tuple[Candidate, Estimate]]
 
 
 def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
-    """What `autotune plan --json` prints."""
+    """Return what `autotune plan --json` prints."""
     device = plan.facts.device
     return {
         "schema": SCHEMA,
@@ -100,7 +100,7 @@ def plan_view(
     fits: bool = False,
     top: int | None = None,
 ) -> Iterator[RenderableType]:
-    """The answer, and the choices that it is of.
+    """Yield the answer, and the choices that it is of.
 
     Args:
         chosen: candidates to show, where `every` one is.
@@ -144,7 +144,7 @@ def _sentences(plan: Plan, command: str) -> Iterator[str]:
 
 
 def _spoken(plan: Plan) -> Iterator[str]:
-    """What a plan says of its answer, without the command that goes on."""
+    """Yield what a plan says of its answer, without the command that goes on."""
     if len(plan.space.candidates) > 1:
         yield from plan_lines(plan)
 
@@ -171,7 +171,7 @@ def _count_line(plan: Plan) -> str:
 
 
 def _stopped_lines(plan: Plan) -> Iterator[str]:
-    """What the user did not wait for."""
+    """Yield what the user did not wait for."""
     if not plan.stopped:
         return
     if plan.unfinished:
@@ -184,7 +184,7 @@ def _stopped_lines(plan: Plan) -> Iterator[str]:
 
 
 def _not_estimated_lines(plan: Plan) -> Iterator[str]:
-    """What could be trained and is not in the plan."""
+    """Yield what could be trained and is not in the plan."""
     for left_out in plan.space.exclusions:
         if left_out.reason in NOT_ESTIMATED:
             count = "1 candidate is" if left_out.count == 1 else f"{left_out.count} candidates are"
@@ -217,7 +217,7 @@ def _candidates_table(plan: Plan, chosen: Chosen) -> Table:
 
 
 def _fits(estimate: Estimate) -> str:
-    """Whether a candidate does; where its training does, what does not."""
+    """Return whether a candidate does; where its training does, what does not."""
     if estimate.fits:
         return "yes"
     if estimate.missing_bytes is not None:
@@ -251,7 +251,7 @@ def _parts_table(estimate: Estimate) -> Table:
 
 
 def _why_not(plan: Plan) -> Iterator[str]:
-    """Why a single candidate does not fit."""
+    """Yield why a single candidate does not fit."""
     ((candidate, estimate),) = plan.ranked()
     if not estimate.fits:
         yield shortfall_text(plan, candidate, estimate) + "\n"

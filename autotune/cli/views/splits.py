@@ -59,7 +59,7 @@ class Division:
 
 
 def divisions(pairs: Iterable[Pair], devices: int) -> list[Division]:
-    """Every division among candidates, those that train on most devices first.
+    """Return every division among candidates, those that train on most devices first.
 
     Args:
         pairs: every candidate with its estimate, the best first.
@@ -92,14 +92,14 @@ def _division(training: int, generating: int, members: list[Pair], devices: int)
 
 
 def _least(shortfalls: Iterable[int | None]) -> int | None:
-    """The least of what is missing; None: to some nothing is."""
+    """Return the least of what is missing; None: to some nothing is."""
     values = list(shortfalls)
     return None if None in values else min(value for value in values if value is not None)
 
 
 def divisions_table(divisions: Iterable[Division]) -> Table:
-    """A line for each division: how many candidates fit, what each device takes, and why none
-    fits."""
+    """Return a line for each division: how many candidates fit, what each device takes, and why
+    none fits."""
     table = Table(box=None, pad_edge=False)
     for name in ("train", "generate", "idle", "fit", "each that trains", "each that generates"):
         table.add_column(name, justify="right")
@@ -121,7 +121,7 @@ def divisions_table(divisions: Iterable[Division]) -> Table:
 
 
 def why_not(division: Division) -> Iterator[str]:
-    """Which side does not fit, and by how much; nothing where something fits."""
+    """Yield which side does not fit, and by how much; nothing where something fits."""
     if division.training_short_bytes is not None:
         shortfall = format_bytes(division.training_short_bytes)
         yield f"training: the leanest is {shortfall} short on each GPU"

@@ -21,7 +21,7 @@ SIGNS = {
 
 
 def lines_table(lines: Sequence[Line], width: int) -> Table:
-    """A row for each candidate that was probed: one speed, measured or, with `~`, estimated.
+    """Return a row for each candidate that was probed: one speed, measured or, with `~`, estimated.
 
     Args:
         width: columns there are; the candidate's words are cut to fit.
@@ -52,7 +52,7 @@ def _numbers(line: Line) -> str:
 
 
 def _cells(line: Line) -> tuple[str, str]:
-    """The speed and the peak of a candidate."""
+    """Return the speed and the peak of a candidate."""
     peak, least = line.peak_memory_bytes, line.least_bytes
     size = f">{format_bytes(least)}" if least else format_bytes(peak) if peak else ""
     if line.tokens_per_s is not None:
@@ -64,7 +64,7 @@ def _cells(line: Line) -> tuple[str, str]:
 
 
 def signs(lines: Sequence[Line]) -> list[str]:
-    """What the signs of that table mean, of those that it has."""
+    """Return what the signs of that table mean, of those that it has."""
     cells = [(*_cells(line), _numbers(line)) for line in lines]
     texts = {
         "~": any(speed.startswith("~") for speed, _, _ in cells),
@@ -75,7 +75,7 @@ def signs(lines: Sequence[Line]) -> list[str]:
 
 
 def expected_table(lines: Sequence[Line]) -> Table | None:
-    """What was expected beside what was measured; None: there is nothing to compare."""
+    """Return what was expected beside what was measured; None: there is nothing to compare."""
     rows = [
         [
             str(line.numbers[0]),
@@ -98,7 +98,7 @@ def expected_table(lines: Sequence[Line]) -> Table | None:
 
 
 def measurement_table(candidate: Candidate, measurement: Measurement) -> Table:
-    """One probe in full."""
+    """Return one probe in full."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -130,7 +130,7 @@ def _figure(name: str, value: object) -> str:
 
 
 def space_table(space: SearchSpace) -> Table:
-    """The knobs of a bound space."""
+    """Return the knobs of a bound space."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("knob", "kind", "values", "why"):
         table.add_column(name, overflow="fold")

@@ -11,7 +11,8 @@ from autotune.trackers.tracker import TrackedRun
 
 
 def tracked_script(look: Look, words: Sequence[str], facts: Facts, run: RunFolder) -> TrackedRun:
-    """What a tracker is told of a search as it begins; of the command no more than its script.
+    """Return what a tracker is told of a search as it begins; of the command no more than its
+    script.
 
     Args:
         words: of the command; none: a function is searched.

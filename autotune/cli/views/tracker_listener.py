@@ -36,7 +36,7 @@ class TrackerListener(Listener):
         self._begun = False
 
     def beside(self, view: Listener) -> Listener:
-        """Who hears of the run: those who watch it, and then the trackers."""
+        """Return who hears of the run: those who watch it, and then the trackers."""
         self._view = view
         return Listeners(view, self) if self._chosen else view
 
@@ -72,7 +72,7 @@ class TrackerListener(Listener):
         self._sending.finish(past, summary)
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
-        """The run as it is on disk, and what trackers are told of it."""
+        """Return the run as it is on disk, and what trackers are told of it."""
         past = reopen(self._run.path, self._storage)
         return past, tracked_run(past.job, past.facts, past.run)
 

@@ -139,8 +139,8 @@ class CachingAllocator:
             pool.release()
 
     def _new_pool(self, place: tuple[int, bool]) -> Pool:
-        """A pool for the requests of a stream, (stream, whether they are small): with the first of
-        them it is made."""
+        """Return a pool for the requests of a stream, (stream, whether they are small): with the
+        first of them it is made."""
         _, small = place
         if self._expandable:
             page = SMALL_SEGMENT if small else LARGE_SEGMENT
@@ -151,7 +151,7 @@ class CachingAllocator:
         return self._pools[place]
 
     def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
-        """A block from the driver, if need be once the cache has been given back to it."""
+        """Return a block from the driver, if need be once the cache has been given back to it."""
         if pool.missing(size) > 0:
             self.empty_cache()
             self.retries += 1

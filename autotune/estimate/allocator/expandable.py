@@ -24,7 +24,8 @@ class ExpandablePool(Pool):
         self._unmapped = [self._head]
 
     def take(self, size: int) -> Block | None:
-        """A block as of any pool, but a block that can grow counts with all that it can grow to."""
+        """Return a block as of any pool, but a block that can grow counts with all that it can grow
+        to."""
         index = bisect_left(self._free, (size,))
         if index == len(self._free):
             return None
@@ -57,7 +58,8 @@ class ExpandablePool(Pool):
         return [self._head]
 
     def _lowest_fit(self, size: int) -> Block:
-        """The first of the blocks, free or unmapped, that hold `size` (find_expandable_block)."""
+        """Return the first of the blocks, free or unmapped, that hold `size`
+        (find_expandable_block)."""
         for block in self._unmapped:
             if block.previous is not None and block.previous.free:
                 block = block.previous

@@ -24,12 +24,12 @@ LARGE_ROUNDING = 2 * MIB
 
 
 def rounded_up(size: int, unit: int) -> int:
-    """The least multiple of `unit` that is at least `size`."""
+    """Return the least multiple of `unit` that is at least `size`."""
     return -(-size // unit) * unit
 
 
 def segment_bytes(size: int) -> int:
-    """The size of the segment for a rounded request (get_allocation_size)."""
+    """Return the size of the segment for a rounded request (get_allocation_size)."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     if size < OWN_SEGMENT_REQUEST:
@@ -48,7 +48,7 @@ class Driver:
         self.peak_reserved_bytes = 0
 
     def excess(self, size: int) -> int:
-        """How far `size` more bytes would go beyond the limit; at most 0: they would not."""
+        """Return how far `size` more bytes would go beyond the limit; at most 0: they would not."""
         return 0 if self.limit_bytes is None else self.reserved_bytes + size - self.limit_bytes
 
     def reserve(self, size: int) -> None:
@@ -112,7 +112,8 @@ class Pool(ABC):
         """(size, address, block); no two have the same address."""
 
     def take(self, size: int) -> Block | None:
-        """A cached block of at least `size`, now in use (get_free_block); None: there is none."""
+        """Return a cached block of at least `size`, now in use (get_free_block); None: there is
+        none."""
         index = bisect_left(self._free, (size,))
         return self._pop(index) if index < len(self._free) else None
 
@@ -134,12 +135,13 @@ class Pool(ABC):
             self._insert(block.cut(size))
 
     def missing(self, size: int) -> int:
-        """How far a rounded request on new memory goes beyond the limit; at most 0: it does not."""
+        """Return how far a rounded request on new memory goes beyond the limit; at most 0: it does
+        not."""
         return self._driver.excess(segment_bytes(size))
 
     @abstractmethod
     def grow(self, size: int) -> Block:
-        """A block of at least `size`, in use, on new memory, whatever the limit says."""
+        """Return a block of at least `size`, in use, on new memory, whatever the limit says."""
 
     @abstractmethod
     def release(self) -> None:
@@ -147,7 +149,7 @@ class Pool(ABC):
 
     @abstractmethod
     def _heads(self) -> Iterable[Block]:
-        """The first block of every segment, by address."""
+        """Return the first block of every segment, by address."""
 
     def _insert(self, block: Block) -> None:
         block.free = True
@@ -173,7 +175,7 @@ class FixedPool(Pool):
         self._end = 0
 
     def grow(self, size: int) -> Block:
-        """A new segment (alloc_block)."""
+        """Return a new segment (alloc_block)."""
         segment = segment_bytes(size)
         self._driver.reserve(segment)
         block = Block(self, self._end, segment, mapped=True)

@@ -35,7 +35,7 @@ class Replay:
         return self.missing_bytes is not None, self.retries, self.reserved_bytes
 
     def as_reply_fields(self) -> dict[str, Any]:
-        """The fields of a `PointReply` that a replay decides."""
+        """Return the fields of a `PointReply` that a replay decides."""
         return {
             "peak_allocated_bytes": self.use.peak_bytes,
             "peak_reserved_bytes": self.reserved_bytes,
@@ -83,7 +83,8 @@ def replayed(
 
 
 def far_beyond(use: MemoryUse, limit_bytes: int | None, reserved_share: float) -> Replay | None:
-    """The replay of what does not fit by far, whatever an allocator would make of it; else None.
+    """Return the replay of what does not fit by far, whatever an allocator would make of it; else
+    None.
 
     Args:
         reserved_share: reserved bytes over live ones, of a smaller micro-batch.
@@ -100,7 +101,7 @@ def far_beyond(use: MemoryUse, limit_bytes: int | None, reserved_share: float) -
 
 
 def on_cuda(events: Sequence[Event]) -> MemoryUse:
-    """What live storages add up to, in the allocator's units."""
+    """Return what live storages add up to, in the allocator's units."""
     return live_bytes(events, CUDA_GRANULE)
 
 
@@ -120,7 +121,7 @@ def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocat
 
 
 def on_cpu(events: Sequence[Event], limit_bytes: int | None) -> Replay:
-    """The CPU has no caching allocator: what tensors take is what the process asks for."""
+    """Return the CPU has no caching allocator: what tensors take is what the process asks for."""
     use = live_bytes(events, CPU_GRANULE)
     missing = None
     if limit_bytes is not None and use.peak_bytes > limit_bytes:

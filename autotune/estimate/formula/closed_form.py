@@ -70,7 +70,7 @@ class Dimensions:
 
 
 def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, int]:
-    """Bytes of each part of a candidate's peak."""
+    """Return bytes of each part of a candidate's peak."""
     width = _BYTES.get(str(config.get("dtype", "float32")), 4)
     half = bool(config.get("bf16") or config.get("fp16") or width == 2)
     scale = 1 if width == 2 else 2  # beside float32 weights the residual stream is float32
@@ -100,7 +100,7 @@ def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
 
 
 def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> int:
-    """Bytes of the weights.
+    """Return bytes of the weights.
 
     parameters x width; of a quantised base: full_width x width + packed x bits / 8 x 9 / 8.
     Packed is all but the embeddings and a head of its own where nothing else is known; the eighth
@@ -118,7 +118,7 @@ def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> i
 def closed_form(
     config: Mapping[str, Any], size: Dimensions, residual: Residual, limit_bytes: int, reason: str
 ) -> Estimate:
-    """The estimate of a candidate by formula; `reason`: why it could not be traced."""
+    """Return the estimate of a candidate by formula; `reason`: why it could not be traced."""
     parts = parts_by_formula(config, size)
     training_bytes = sum(parts.values())
     lasting = sum(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))

@@ -65,7 +65,7 @@ class Exchange:
 
 
 def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """What each of n devices sends to others in one optimizer step, but inside its group.
+    """Return what each of n devices sends to others in one optimizer step, but inside its group.
 
     With W and G bytes of weights and gradients, `a` micro-steps, s = 1 - 1/n:
 
@@ -95,7 +95,7 @@ def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> flo
 
 
 def group_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """What each device sends inside the group of m that holds all weights once more.
+    """Return what each device sends inside the group of m that holds all weights once more.
 
     In one optimizer step (1 - 1/m) (a (2 W - still gathered) - G), at least 0.
     """
@@ -106,12 +106,12 @@ def group_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> fl
 
 
 def _gathered(exchange: Exchange) -> float:
-    """Bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
+    """Return bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
     return 2 * exchange.weights - exchange.still_gathered
 
 
 def gradients_out_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Seconds of one optimizer step for gradients that are kept on the host.
+    """Return seconds of one optimizer step for gradients that are kept on the host.
 
     (4 T + c G) / n / host rate: at the last micro-step they are copied in float32. Before, they
     are added up on the device, and kept in the type that is computed in:
@@ -133,7 +133,8 @@ def gradients_out_s(sharding: Sharding, exchange: Exchange, accumulation: int) -
 
 
 def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Seconds of one optimizer step for what is kept on the host: copies, and the update there.
+    """Return seconds of one optimizer step for what is kept on the host: copies, and the update
+    there.
 
     optimizer   `gradients_out_s` + G / n / host rate + 28 T / n / 5e10
     weights     2 a W / n / host rate
@@ -151,8 +152,8 @@ def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
 def hidden_s(
     sharding: Sharding, exchange: Exchange, accumulation: int, step_time_s: float
 ) -> float:
-    """Seconds of `gradients_out_s` that the backward passes of a step hide: with `overlap_comm`
-    DeepSpeed copies on a stream of its own.
+    """Return seconds of `gradients_out_s` that the backward passes of a step hide: with
+    `overlap_comm` DeepSpeed copies on a stream of its own.
 
     Args:
         step_time_s: of an optimizer step without any exchange.
@@ -163,7 +164,7 @@ def hidden_s(
 
 
 def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Seconds of one optimizer step for what is kept on the disks of the machines.
+    """Return seconds of one optimizer step for what is kept on the disks of the machines.
 
     states      16 T (1 / read rate + 1 / write rate) / machines
     weights     (2 a W / read rate + W / write rate) / machines
@@ -178,7 +179,7 @@ def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
 
 
 def exchange_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Seconds of one optimizer step that all of it takes."""
+    """Return seconds of one optimizer step that all of it takes."""
     between_all_bytes = sent_bytes(sharding, exchange, accumulation)
     inside = group_bytes(sharding, exchange, accumulation) / exchange.group_bytes_per_s
     offload_s = moved_s(sharding, exchange, accumulation) + disk_s(sharding, exchange, accumulation)

@@ -36,7 +36,7 @@ _FIRST_ID = 1 << 43
 
 
 def on_devices(events: list[Event], request: EstimateRequest) -> list[Event]:
-    """The record of one device as that of one of those that a request is about."""
+    """Return the record of one device as that of one of those that a request is about."""
     if request.devices == 1:
         return events
     if request.parsed_sharding.distributed_type not in (DEEPSPEED, FSDP):
@@ -45,14 +45,14 @@ def on_devices(events: list[Event], request: EstimateRequest) -> list[Event]:
 
 
 def zero_of_request(request: EstimateRequest) -> Zero:
-    """How a request's training is divided; on a CPU the host is the device."""
+    """Return how a request's training is divided; on a CPU the host is the device."""
     sharding = request.parsed_sharding
     zero = zero_of(request.config, sharding, request.devices, request.hidden)
     return zero if request.cuda else replace(zero, offloads=(False, False))
 
 
 def with_buckets(events: list[Event]) -> list[Event]:
-    """The record of one device as that of one of several."""
+    """Return the record of one device as that of one of several."""
     start = training_start(events)
     weights = [e for e in live_after(events[:start], {}).values() if e[3] == WEIGHTS]
     bucket_events = [
@@ -63,7 +63,8 @@ def with_buckets(events: list[Event]) -> list[Event]:
 
 
 def broadcast(sizes: Iterable[int]) -> list[Event]:
-    """How weights of these sizes are sent; one that fills its bucket alone is sent as it is."""
+    """Return how weights of these sizes are sent; one that fills its bucket alone is sent as it
+    is."""
     ids = [_FIRST_ID - 1 - n for n in range(IN_FLIGHT)]
     events: list[Event] = []
     gathered = [sum(part) for part in in_parts(sizes, [BROADCAST]) if len(part) > 1]
@@ -77,7 +78,8 @@ def broadcast(sizes: Iterable[int]) -> list[Event]:
 
 
 def gradient_sizes(events: Iterable[Event]) -> list[int]:
-    """Bytes of each gradient of the first optimizer step, in the order in which they come."""
+    """Return bytes of each gradient of the first optimizer step, in the order in which they
+    come."""
     sizes: dict[int, int] = {}
     gradients: list[int] = []
     for event in events:
@@ -91,12 +93,13 @@ def gradient_sizes(events: Iterable[Event]) -> list[int]:
 
 
 def buckets(sizes: Iterable[int]) -> list[int]:
-    """Bytes of the buckets that gradients of these sizes are gathered in."""
+    """Return bytes of the buckets that gradients of these sizes are gathered in."""
     return [sum(part) for part in in_parts(sizes, [FIRST_BUCKET, BUCKET])]
 
 
 def in_parts(sizes: Iterable[int], limits: Sequence[int]) -> list[list[int]]:
-    """The sizes in order, a part closed once it reaches its limit; the last limit counts on."""
+    """Return the sizes in order, a part closed once it reaches its limit; the last limit counts
+    on."""
     parts: list[list[int]] = [[]]
     for size in sizes:
         if sum(parts[-1]) >= limits[min(len(parts), len(limits)) - 1]:

@@ -46,7 +46,8 @@ class OffloadedTraining:
 
 
 def offloaded_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
-    """What one of n processes keeps on the host, with T of P weights trained, of w bytes each.
+    """Return what one of n processes keeps on the host, with T of P weights trained, of w bytes
+    each.
 
     optimizer   (8 + 8 + w) T / n: moments, copy and gradient in float32, the buffer
                 + w x largest in stages 1 and 2, + w T / n in stage 2 with accumulation
@@ -62,7 +63,7 @@ def offloaded_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
 
 
 def pinned_excess_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
-    """What rounding adds to the large pinned buffers of one process."""
+    """Return what rounding adds to the large pinned buffers of one process."""
     if sharding.offload_optimizer_device != "cpu":
         return 0
     sizes = [round(size) for size in _flat(sharding, training)]
@@ -70,7 +71,8 @@ def pinned_excess_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
 
 
 def _flat(sharding: Sharding, training: OffloadedTraining) -> list[float]:
-    """Bytes of each large buffer: the copy, its gradient, and one in the type computed in."""
+    """Return bytes of each large buffer: the copy, its gradient, and one in the type computed
+    in."""
     share = training.trained / sharding.num_processes
     pieces = [share]
     if sharding.zero_stage == 3 and share > SUB_GROUP:

@@ -99,7 +99,8 @@ class Zero:
 
 
 def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden: int) -> Zero:
-    """How a configuration would be divided; FSDP2 as the stage of ZeRO that divides as much."""
+    """Return how a configuration would be divided; FSDP2 as the stage of ZeRO that divides as
+    much."""
     stage = sharding.zero_stage or (3 if sharding.fsdp_reshard_after_forward else 2)
     offloads = (sharding.offload_optimizer_device, sharding.offload_param_device)
     wide = config.get("dtype", "float32") == "float32"
@@ -117,7 +118,7 @@ def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden:
 
 
 def sharded_record(events: list[Event], zero: Zero) -> list[Event]:
-    """The record of one device as that of one of several."""
+    """Return the record of one device as that of one of several."""
     part_of = _lasting_parts(events)
     factors = zero.factors()
     weights, gradients = (_most_live(events, part_of, part) for part in (WEIGHTS, GRADIENTS))
@@ -143,7 +144,7 @@ def sharded_record(events: list[Event], zero: Zero) -> list[Event]:
 
 
 def _lasting_parts(events: list[Event]) -> dict[int, str]:
-    """The part that each storage is counted in at last, by its id."""
+    """Return the part that each storage is counted in at last, by its id."""
     parts: dict[int, str] = {}
     for event in events:
         if event[0] == ALLOCATE:
@@ -154,13 +155,13 @@ def _lasting_parts(events: list[Event]) -> dict[int, str]:
 
 
 def _most_live(events: list[Event], part_of: Mapping[int, str], part: str) -> int:
-    """The most bytes of a part that are live at once."""
+    """Return the most bytes of a part that are live at once."""
     part_events = (e for e in events if e[0] in (ALLOCATE, FREE) and part_of.get(e[1]) == part)
     return live_bytes(part_events).peak_bytes
 
 
 def _engine(zero: Zero, trained: float) -> list[Event]:
-    """What DeepSpeed holds all the time: a float32 copy of its part of what is trained, and
+    """Return what DeepSpeed holds all the time: a float32 copy of its part of what is trained, and
     buckets.
 
     Args:
@@ -206,7 +207,7 @@ def _own_steps(
 
 
 def _gathered_to_generate(events: list[Event], weights: int) -> Iterator[Event]:
-    """All weights are there while completions are generated."""
+    """Yield all weights are there while completions are generated."""
     gathered = None
     for number, event in enumerate(events):
         if event[0] == PHASE:

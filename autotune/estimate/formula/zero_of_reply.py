@@ -30,7 +30,7 @@ from autotune.estimate.records.events import (
 def sharded_point(
     point: PointReply, zero: Zero, *, gradients: int, accumulates: bool
 ) -> PointReply:
-    """What a point takes of each device where the training is divided.
+    """Return what a point takes of each device where the training is divided.
 
     Args:
         point: the same of data parallelism.
@@ -56,7 +56,8 @@ def sharded_point(
 
 
 def _stand_in_events(point: PointReply, gradients: int, accumulates: bool) -> list[Event]:
-    """The events that stand for a record: what lasts, moments of micro-steps, an optimizer's step.
+    """Return the events that stand for a record: what lasts, moments of micro-steps, an optimizer's
+    step.
 
     Gradients only become more in a micro-step that does not accumulate: at the end all are there. A
     first step may be the highest, before all states are there.

@@ -52,7 +52,8 @@ class Accumulation:
 
 
 def accumulation_of(opening: Sequence[Event], step: Sequence[Event]) -> Accumulation:
-    """What a second micro-step adds, from an opening that has two and a later step that has one.
+    """Return what a second micro-step adds, from an opening that has two and a later step that has
+    one.
 
     Raises:
         Irregular: the second micro-step of the opening does not do what the first did.
@@ -76,7 +77,7 @@ def accumulation_of(opening: Sequence[Event], step: Sequence[Event]) -> Accumula
 
 
 def with_accumulation(step: Sequence[Event], accumulation: Accumulation) -> list[Event]:
-    """The step with a second micro-step.
+    """Return the step with a second micro-step.
 
     Raises:
         Irregular: it does not have the phases of a step of one micro-step.
@@ -104,7 +105,7 @@ def with_accumulation(step: Sequence[Event], accumulation: Accumulation) -> list
 
 
 def _phases(step: Iterable[Event]) -> list[list[Event]]:
-    """The events of each phase, its mark first."""
+    """Return the events of each phase, its mark first."""
     parts: list[list[Event]] = []
     for event in step:
         if event[0] == PHASE:
@@ -118,7 +119,8 @@ def _names(parts: Sequence[Sequence[Event]]) -> tuple[str, ...]:
 
 
 def _second_micro_step(first: Sequence[Event], ids: dict[int, int]) -> list[Event]:
-    """The micro-step that follows the first; `ids` gets those of its storages, by the first's."""
+    """Return the micro-step that follows the first; `ids` gets those of its storages, by the
+    first's."""
     known = {event[1] for event in first if event[0] == ALLOCATE} | set(ids)
     gradients = _gradients(first)
     events: list[Event] = []
@@ -135,7 +137,7 @@ def _gradients(events: Iterable[Event]) -> set[int]:
 
 
 def _remainder(micro_step: Sequence[Event]) -> list[Event]:
-    """What a micro-step leaves beside its gradients, in the order of its making."""
+    """Return what a micro-step leaves beside its gradients, in the order of its making."""
     freed = {event[1] for event in micro_step if event[0] == FREE} | _gradients(micro_step)
     return [e for e in micro_step if e[0] == ALLOCATE and e[1] not in freed]
 
@@ -143,7 +145,7 @@ def _remainder(micro_step: Sequence[Event]) -> list[Event]:
 def _copied(
     events: Sequence[Event], ids: dict[int, int], first_id: int = _IDS_OF_SECOND
 ) -> list[Event]:
-    """The events on other storages; `ids` gets their ids, by those that are copied."""
+    """Return the events on other storages; `ids` gets their ids, by those that are copied."""
     for event in events:
         if event[0] == ALLOCATE:
             ids[event[1]] = first_id + len(ids)
@@ -155,7 +157,7 @@ def _renamed(event: Event, ids: dict[int, int]) -> Event:
 
 
 def _until(data: Sequence[Event], storages: int) -> list[Event]:
-    """The beginning of a phase, up to the last of so many storages."""
+    """Return the beginning of a phase, up to the last of so many storages."""
     made = accumulate(event[0] == ALLOCATE for event in data)
     end = next((n for n, count in enumerate(made) if count == storages), None)
     if end is None:
@@ -173,8 +175,8 @@ def _without_workspaces(events: Sequence[Event]) -> list[Event]:
 
 
 def _canonical(events: Sequence[Event]) -> list[Event]:
-    """The events with their own storages numbered, without frees of others. What dies together, as
-    where autograd lets go of a graph, is in order."""
+    """Return the events with their own storages numbered, without frees of others. What dies
+    together, as where autograd lets go of a graph, is in order."""
     made = {event[1] for event in events if event[0] == ALLOCATE}
     numbered = renumber([e for e in events if e[0] == PHASE or e[1] in made], 1)
     runs = groupby(numbered, key=lambda event: event[0] == FREE)

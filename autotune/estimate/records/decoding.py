@@ -32,7 +32,7 @@ def with_all_tokens(
     prompt: int = 0,
     windows: Sequence[int] = (),
 ) -> list[Event]:
-    """The record of generations of `tokens` tokens as one of generations of `length`.
+    """Return the record of generations of `tokens` tokens as one of generations of `length`.
 
     Args:
         prompt: tokens of the longest prompt.
@@ -64,7 +64,7 @@ def with_all_tokens(
 
 
 def without_generations(events: Sequence[Event], *, asleep: bool = False) -> list[Event]:
-    """The record as it is where something else generates: without what only generation held.
+    """Return the record as it is where something else generates: without what only generation held.
 
     Args:
         asleep: whether vLLM sleeps in between: then the trainer gives the allocator's cache back
@@ -82,7 +82,7 @@ def without_generations(events: Sequence[Event], *, asleep: bool = False) -> lis
 
 
 def _generations(events: Sequence[Event], passes: int) -> list[list[tuple[int, int]]]:
-    """The stretches (from, to) of the passes after the first, by generation."""
+    """Return the stretches (from, to) of the passes after the first, by generation."""
     marks = [n for n, event in enumerate(events) if event[0] == PHASE]
     ends = [*marks[1:], len(events)]
     passes_found = [(a, b) for a, b in zip(marks, ends, strict=True) if events[a][1] == DECODE]
@@ -115,7 +115,8 @@ class _Growth:
 
     @classmethod
     def of(cls, event: Event, *sizes: int) -> "_Growth":
-        """The growth of a storage that was so large in the passes before; `event` is the last."""
+        """Return the growth of a storage that was so large in the passes before; `event` is the
+        last."""
         # What kernels take inside is measured shape by shape, and goes up and down.
         if event[4].endswith(SCRATCH):
             return cls(0)
@@ -128,7 +129,7 @@ class _Growth:
         return cls(slope, curve)
 
     def after(self, passes: int, behind: int = 0) -> int:
-        """Bytes that n passes add which begin `behind` passes after the model pass:
+        """Return bytes that n passes add which begin `behind` passes after the model pass:
 
         n x (slope + behind x curve) + curve x n (n + 1) / 2
         """
@@ -176,7 +177,7 @@ class _ContinuedGeneration:
             self._growth[place] = replace(self._growth[place], room=room)
 
     def copies(self) -> list[Event]:
-        """The passes that were not traced, or some of them."""
+        """Return the passes that were not traced, or some of them."""
         count = min(self._missing, MOST_PASSES)
         out: list[Event] = []
         for n in range(1, count + 1):
@@ -210,7 +211,7 @@ class _ContinuedGeneration:
         return out
 
     def ending(self) -> list[Event]:
-        """The last pass, as long as it really is."""
+        """Return the last pass, as long as it really is."""
         out = []
         for event in self._last.events:
             place = self._last.place.get(event[1]) if event[0] == ALLOCATE else None
@@ -222,7 +223,7 @@ class _ContinuedGeneration:
         return out
 
     def as_continued(self, event: Event) -> Event:
-        """An event that was traced: what the model pass left lives on as its last copy's."""
+        """Return an event that was traced: what the model pass left lives on as its last copy's."""
         if event[0] == PHASE or event[0] == ALLOCATE:
             return event
         return (event[0], self._final.get(event[1], event[1]), *event[2:])

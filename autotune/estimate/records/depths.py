@@ -20,7 +20,8 @@ FEWEST, APART, MOST_APART = 6, 2, 8
 
 
 def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...]:
-    """How many layers to trace; only the model's own number where two traces would cost as much.
+    """Return how many layers to trace; only the model's own number where two traces would cost as
+    much.
 
     Args:
         adapters: whether only adapters are trained, whose gradients are too small to matter.
@@ -34,7 +35,7 @@ def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...
 
 
 def at_depth(traced_depths: tuple[int, ...], layers: int) -> Weights:
-    """The weights of the traced depths at the model's own."""
+    """Return the weights of the traced depths at the model's own."""
     return lagrange(traced_depths, layers)
 
 
@@ -58,7 +59,7 @@ class LiveLimits:
 def live_limits(
     deepspeed: Mapping[str, Any] | None, config: Mapping[str, Any]
 ) -> LiveLimits | None:
-    """The limits that DeepSpeed's file sets; None: not stage 3."""
+    """Return the limits that DeepSpeed's file sets; None: not stage 3."""
     zero = (deepspeed or {}).get("zero_optimization", {})
     if zero.get("stage") != 3:
         return None

@@ -61,12 +61,12 @@ PARTS = (
 
 
 def layer(index: int) -> int:
-    """The region of decoder layer `index`."""
+    """Return the region of decoder layer `index`."""
     return index + 1
 
 
 def chunk(index: int) -> int:
-    """The region of chunk `index` of a chunked loss."""
+    """Return the region of chunk `index` of a chunked loss."""
     return -index - 1
 
 
@@ -109,7 +109,7 @@ def counted_rows(works: Iterable[tuple[Work, int]]) -> list[list[Any]]:
 
 
 def grown(works: Iterable[Work], growth: float) -> list[list[Any]]:
-    """The rows of the work of an optimizer's step over `growth` times as many weights."""
+    """Return the rows of the work of an optimizer's step over `growth` times as many weights."""
     grown_works = (replace(work, moved_bytes=round(work.moved_bytes * growth)) for work in works)
     return counted_rows(Counter(grown_works).items())
 
@@ -133,7 +133,7 @@ class MemoryUse:
 
 
 def work_from_plain(row: Sequence[Any]) -> Work:
-    """The work that a row of JSON data holds."""
+    """Return the work that a row of JSON data holds."""
     names = [column.name for column in fields(Work)]
     values = dict(zip(names, row, strict=True))
     return Work(**{**values, "dims": tuple(values["dims"])})
@@ -179,7 +179,8 @@ class Live:
 
 
 def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
-    """The peak of the live bytes over a record, each storage rounded up to `granule` bytes."""
+    """Return the peak of the live bytes over a record, each storage rounded up to `granule`
+    bytes."""
     live, peak, passing = Live(granule), 0, 0
     phases: dict[str, int] = {}
     operator, at = "", ""
@@ -209,12 +210,12 @@ def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
 
 
 def without_empty(parts: Mapping[str, int]) -> dict[str, int]:
-    """The parts of which there is something."""
+    """Return the parts of which there is something."""
     return {name: size for name, size in parts.items() if size}
 
 
 def live_at(events: Iterable[Event], phase: str) -> int:
-    """The most that is live where a phase begins. Bytes."""
+    """Return the most that is live where a phase begins. Bytes."""
     live, highest = Live(), 0
     for event in events:
         if event[0] == PHASE and event[1] == phase:
@@ -224,7 +225,7 @@ def live_at(events: Iterable[Event], phase: str) -> int:
 
 
 def live_after(events: Iterable[Event], live_before: Mapping[int, Event]) -> dict[int, Event]:
-    """What is live after the events, as allocations with the part that they are in by then.
+    """Return what is live after the events, as allocations with the part that they are in by then.
 
     Args:
         live_before: what is live before them, by storage.
@@ -242,5 +243,5 @@ def live_after(events: Iterable[Event], live_before: Mapping[int, Event]) -> dic
 
 
 def training_start(events: Iterable[Event]) -> int:
-    """Where the first batch is fetched: before that a trainer puts its models together."""
+    """Return where the first batch is fetched: before that a trainer puts its models together."""
     return next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == DATA), 0)

@@ -36,7 +36,7 @@ _Place = tuple[object, ...]
 
 
 def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Event]:
-    """The opening with its optimizer step as large as `step`.
+    """Return the opening with its optimizer step as large as `step`.
 
     Args:
         opening: building the model, then one optimizer step of a short row.
@@ -63,7 +63,7 @@ def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Eve
 def with_smaller_batches(
     step: Sequence[Event], building: Sequence[Event], shares: Sequence[float]
 ) -> list[Event]:
-    """The step with the micro-batches of its micro-steps made smaller.
+    """Return the step with the micro-batches of its micro-steps made smaller.
 
     Args:
         building: what makes the model. Storages as large as its weights, or as those that an
@@ -88,13 +88,13 @@ def with_smaller_batches(
 
 
 def _without_optimizer(step: list[Event]) -> list[Event]:
-    """The step without what its optimizer makes and lets go of."""
+    """Return the step without what its optimizer makes and lets go of."""
     passing = {event[1] for event in passing_of_step(step)}
     return [event for event in step if event[0] == PHASE or event[1] not in passing]
 
 
 def _lasting(building: list[Event], short_step: list[Event]) -> set[int]:
-    """What lives longer than the step, or was there before."""
+    """Return what lives longer than the step, or was there before."""
     freed = {event[1] for event in short_step if event[0] == FREE}
     allocated = {event[1] for event in short_step if event[0] == ALLOCATE}
     return (allocated - freed) | {event[1] for event in building if event[0] == ALLOCATE}
@@ -103,7 +103,8 @@ def _lasting(building: list[Event], short_step: list[Event]) -> set[int]:
 def _lasting_events(
     short_step: list[Event], lasting: set[int], known_places: set[_Place]
 ) -> dict[_Place, list[Event]]:
-    """What the short step does to lasting storages, by the place that follows in the other step."""
+    """Return what the short step does to lasting storages, by the place that follows in the other
+    step."""
     lasting_events: dict[_Place, list[Event]] = {}
     passing = [event for event in short_step if event[0] == PHASE or event[1] not in lasting]
     places = _with_places(passing)
@@ -133,7 +134,7 @@ def _add_at(
 
 
 def _with_places(events: Sequence[Event]) -> Iterator[tuple[_Place, Event]]:
-    """Each event with its place."""
+    """Yield each event with its place."""
     phases, times = Counter[object](), Counter[object]()
     phase: _Place = ("", 0)
     for event in events:
@@ -148,7 +149,7 @@ def _with_places(events: Sequence[Event]) -> Iterator[tuple[_Place, Event]]:
 
 
 def _left_behind(step: Iterator[Event]) -> list[Event]:
-    """The frees of what a step leaves for the next one to let go of."""
+    """Return the frees of what a step leaves for the next one to let go of."""
     live: dict[int, None] = {}
     for event in step:
         if event[0] == ALLOCATE:

@@ -15,7 +15,7 @@ from autotune.estimate.records.events import (
 
 
 def since_training(events: list[Event]) -> list[Event]:
-    """The record from the first batch on, with what was there then.
+    """Return the record from the first batch on, with what was there then.
 
     How an engine comes by its part of a model is another matter for a trace, which makes the model
     whole without storage, than for a job, which reads weights. What it makes and lets go of once it
@@ -32,7 +32,7 @@ def since_training(events: list[Event]) -> list[Event]:
 
 
 def on_host(events: Iterable[Event]) -> set[int]:
-    """Which storages of a record are on the host at last."""
+    """Return which storages of a record are on the host at last."""
     allocated = {e[1] for e in events if e[0] == ALLOCATE and e[3] == HOST}
     return allocated | {e[1] for e in events if e[0] == MOVE and e[2] == HOST}
 

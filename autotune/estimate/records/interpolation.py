@@ -14,7 +14,7 @@ class Weights:
     denominator: int
 
     def interpolate(self, values: Sequence[int]) -> int:
-        """The polynomial's value, rounded; at least 0."""
+        """Return the polynomial's value, rounded; at least 0."""
         first = values[0]
         if all(value == first for value in values):
             return first
@@ -23,7 +23,7 @@ class Weights:
 
 
 def lagrange(sizes: Sequence[int], size: int) -> Weights:
-    """The weights of `sizes`, all different, at `size`."""
+    """Return the weights of `sizes`, all different, at `size`."""
     weights = []
     for index, node in enumerate(sizes):
         weight = Fraction(1)

@@ -29,7 +29,7 @@ class Ends:
         return self.first + 1 + self.last
 
     def between(self, count: int) -> int:
-        """How many of `count` stretches are copies of one."""
+        """Return how many of `count` stretches are copies of one."""
         return count - self.first - self.last
 
 
@@ -54,7 +54,7 @@ class _Axis:
         return LAYERS if self.layers else CHUNKS
 
     def index(self, event: Event) -> int | None:
-        """Which layer (chunk) an event happened in; None: in none."""
+        """Return which layer (chunk) an event happened in; None: in none."""
         region = 0 if event[0] == PHASE else event[-1]
         if self.layers:
             return region - 1 if region > 0 else None
@@ -65,7 +65,7 @@ class _Axis:
 
 
 def with_layers(events: list[Event], traced_count: int, wanted_count: int) -> list[Event]:
-    """The record of `traced_count` decoder layers as one of `wanted_count`.
+    """Return the record of `traced_count` decoder layers as one of `wanted_count`.
 
     Raises:
         Irregular: the layers are not alike, or there are fewer than four on either side.
@@ -74,7 +74,7 @@ def with_layers(events: list[Event], traced_count: int, wanted_count: int) -> li
 
 
 def with_chunks(events: list[Event], traced_count: int, wanted_count: int) -> list[Event]:
-    """The record of a loss in `traced_count` chunks as one in `wanted_count`.
+    """Return the record of a loss in `traced_count` chunks as one in `wanted_count`.
 
     The last one counts as full.
     """
@@ -106,7 +106,7 @@ class _Resizing:
         self._out: list[Event] = []
 
     def events(self) -> list[Event]:
-        """The resized record; ids of what is in no stretch stay."""
+        """Return the resized record; ids of what is in no stretch stay."""
         if self._unchanged:
             return self._source
         previous: int | None = None
@@ -184,7 +184,7 @@ class _Resizing:
         return following is not None and following < self._middle
 
     def _repeated_references(self) -> set[tuple[str, int, _Slot]]:
-        """What the middle stretch does to storages of others: how far away, and which."""
+        """Return what the middle stretch does to storages of others: how far away, and which."""
         return {
             (event[0], self._middle - self._home[event[1]][0], self._home[event[1]][1])
             for index, run in self._runs
@@ -194,7 +194,7 @@ class _Resizing:
         }
 
     def _is_single(self, event: Event, index: int) -> bool:
-        """Whether no copy has it: it lets go of a loop's list, or of what was made outside."""
+        """True if no copy has it: it lets go of a loop's list, or of what was made outside."""
         if event[0] == ALLOCATE:
             return False
         if event[1] not in self._home:
@@ -250,7 +250,8 @@ class _Resizing:
                 out.append((kind, new, region))
 
     def _size(self, event: Event, index: int) -> int:
-        """Bytes of an allocation; the last chunk, which may be a part, counts as a full one."""
+        """Return bytes of an allocation; the last chunk, which may be a part, counts as a full
+        one."""
         if self._axis.layers or index != self._traced_count - 1:
             return int(event[2])
         analog = self._by_slot.get((self._middle, self._home[event[1]][1]))

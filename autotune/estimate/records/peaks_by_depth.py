@@ -67,7 +67,7 @@ Peaks = dict[Key, Peak]
 
 
 def peaks_of(events: Sequence[Event], granule: int = 1) -> Peaks:
-    """The peak of each stretch of a record, each storage rounded up to `granule` bytes."""
+    """Return the peak of each stretch of a record, each storage rounded up to `granule` bytes."""
     live, totals = Live(granule), dict[Key, int]()
     highest: Peaks = {}
     for event, key in zip(events, _keys(events), strict=True):
@@ -78,7 +78,7 @@ def peaks_of(events: Sequence[Event], granule: int = 1) -> Peaks:
 
 
 def _keys(events: Sequence[Event]) -> list[Key]:
-    """The stretch that each event belongs to."""
+    """Return the stretch that each event belongs to."""
     runs: list[list[int]] = [[]]
     where: list[tuple[int, int]] = []
     for event in events:
@@ -95,7 +95,7 @@ def _keys(events: Sequence[Event]) -> list[Key]:
 
 
 def _places(runs: Sequence[int]) -> list[Place]:
-    """Where in the phase each run of one layer (0: of none) is."""
+    """Return where in the phase each run of one layer (0: of none) is."""
     places: list[Place | None] = [None] * len(runs)
     for number, sweep in enumerate(_sweeps(runs)):
         order = list(dict.fromkeys(runs[n] for n in sweep))
@@ -122,7 +122,7 @@ def _places(runs: Sequence[int]) -> list[Place]:
 
 
 def _sweeps(runs: Sequence[int]) -> list[list[int]]:
-    """The runs in layers, divided where the program turns around; indices."""
+    """Return the runs in layers, divided where the program turns around; indices."""
     sweeps: list[list[int]] = []
     direction, last = 0, 0
     for n, layer in enumerate(runs):
@@ -143,7 +143,7 @@ def _sweeps(runs: Sequence[int]) -> list[list[int]]:
 
 
 def peaks_at(traced: Sequence[Peaks], weights: Weights, limits: LiveLimits | None = None) -> Peaks:
-    """The peaks at another size or depth than the traced ones.
+    """Return the peaks at another size or depth than the traced ones.
 
     Args:
         limits: what there is at most, whatever the lines say.
@@ -192,14 +192,16 @@ def _made_by_a_group(deep: Mapping[str, int], shallow: Mapping[str, int], steppe
 
 
 def _adding_up(parts: dict[str, int], total: int) -> dict[str, int]:
-    """The parts, of which none can be less than nothing, with the largest making up the rest."""
+    """Return the parts, of which none can be less than nothing, with the largest making up the
+    rest."""
     largest = max(parts, key=lambda part: parts[part])
     remainder = total - sum(size for part, size in parts.items() if part != largest)
     return {**parts, largest: max(remainder, 0)}
 
 
 def with_room_between_groups(peaks: Peaks, limits: LiveLimits) -> int:
-    """What an optimizer's step in several groups of weights holds at most, free room included.
+    """Return what an optimizer's step in several groups of weights holds at most, free room
+    included.
 
         bytes = max over the step's peaks of live + widened; 0 where there is one group
 
@@ -214,12 +216,12 @@ def with_room_between_groups(peaks: Peaks, limits: LiveLimits) -> int:
 
 
 def highest_part(peaks: Peaks, part: str) -> int:
-    """The most of one part in any stretch. Bytes."""
+    """Return the most of one part in any stretch. Bytes."""
     return max((peak.parts[part] for peak in peaks.values()), default=0)
 
 
 def highest_peak(peaks: Peaks) -> MemoryUse:
-    """The highest of the peaks."""
+    """Return the highest of the peaks."""
     if not peaks:
         return MemoryUse(peak_bytes=0, parts={}, operator="", phase="", phases={})
     highest = max(peaks.values(), key=lambda peak: peak.live_bytes)

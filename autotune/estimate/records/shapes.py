@@ -65,7 +65,8 @@ def divide(events: Sequence[Event]) -> Steps:
 
 
 def without_passing_rows(step: list[Event]) -> list[Event]:
-    """The step without what collating its rows makes and drops: there is some for each row."""
+    """Return the step without what collating its rows makes and drops: there is some for each
+    row."""
     end = next((n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP), 0)
     allocated = {event[1] for event in step[:end] if event[0] == ALLOCATE}
     passing = {event[1] for event in step[:end] if event[0] == FREE and event[1] in allocated}
@@ -73,7 +74,8 @@ def without_passing_rows(step: list[Event]) -> list[Event]:
 
 
 def renumber(step: list[Event], first: int | None = None) -> list[Event]:
-    """The step's own storages numbered in their order: steps of one variant are alike then."""
+    """Return the step's own storages numbered in their order: steps of one variant are alike
+    then."""
     new: dict[int, int] = {}
     for event in step:
         if event[0] == ALLOCATE:
@@ -85,7 +87,8 @@ def renumber(step: list[Event], first: int | None = None) -> list[Event]:
 
 
 def without_accumulation(step: list[Event]) -> list[Event]:
-    """The step with its first micro-step only: what a candidate without accumulation does."""
+    """Return the step with its first micro-step only: what a candidate without accumulation
+    does."""
     marks = [n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP]
     if len(marks) < 2:
         return step
@@ -96,7 +99,8 @@ def without_accumulation(step: list[Event]) -> list[Event]:
 
 
 def with_optimizer_step(step: list[Event], donor: list[Event]) -> list[Event]:
-    """The step with the optimizer's part taken from another one: what it makes only for itself.
+    """Return the step with the optimizer's part taken from another one: what it makes only for
+    itself.
 
     Both may be openings, too: then the state that is made there stays, and comes first.
     """
@@ -117,19 +121,19 @@ def with_optimizer_step(step: list[Event], donor: list[Event]) -> list[Event]:
 
 
 def passing_of_step(step: list[Event]) -> list[Event]:
-    """What the optimizer of a step makes and lets go of."""
+    """Return what the optimizer of a step makes and lets go of."""
     return _passing(optimizer_part(step))
 
 
 def optimizer_part(step: list[Event]) -> list[Event]:
-    """The events of the optimizer's own step."""
+    """Return the events of the optimizer's own step."""
     begin = next(n for n, e in enumerate(step) if e[0] == PHASE and e[1] == STEP)
     end = next((n for n in range(begin + 1, len(step)) if step[n][0] == PHASE), len(step))
     return step[begin + 1 : end]
 
 
 def _passing(part: list[Event]) -> list[Event]:
-    """What is made and let go of in the same part."""
+    """Return what is made and let go of in the same part."""
     allocated = {event[1] for event in part if event[0] == ALLOCATE}
     freed = {event[1] for event in part if event[0] == FREE}
     return [event for event in part if event[1] in allocated & freed]
@@ -152,7 +156,7 @@ class ShapeFamily:
     shapes: tuple[Shape, ...]
 
     def events(self, size: int, chunks: int) -> list[Event]:
-        """The events of one step at `size`, with `chunks` chunks of the loss.
+        """Return the events of one step at `size`, with `chunks` chunks of the loss.
 
         Raises:
             Irregular: the shapes do not have the same events.
@@ -171,7 +175,8 @@ class ShapeFamily:
         return with_chunks(out, CHUNKS.smallest, chunks) if self.shapes[0].chunks else out
 
     def work(self, size: int, chunks: int, traced_layers: int, layers: int) -> Counter[Work]:
-        """The work of one micro-step at `size`: each operator, and how often. Regions are left out.
+        """Return the work of one micro-step at `size`: each operator, and how often. Regions are
+        left out.
 
         Raises:
             Irregular: the shapes do not have the same operators.
@@ -207,7 +212,7 @@ def _few_chunks(shape: Shape) -> list[Event]:
 
 
 def _work_of_few_chunks(shape: Shape) -> list[Work]:
-    """The operators, those of chunks between the ends and the middle one left out."""
+    """Return the operators, those of chunks between the ends and the middle one left out."""
     if not shape.chunks:
         return shape.work
     if shape.chunks < CHUNKS.smallest:
@@ -223,7 +228,8 @@ def _work_of_few_chunks(shape: Shape) -> list[Work]:
 
 
 def _last_as_full(works: list[Work]) -> list[Work]:
-    """The operators, those of the last chunk, which may be a part, as large as the middle one's."""
+    """Return the operators, those of the last chunk, which may be a part, as large as the middle
+    one's."""
     slots = list(_slots(works))
     middle, last = chunk(CHUNKS.first), chunk(CHUNKS.smallest - 1)
     full = {slot: work for slot, work in zip(slots, works, strict=True) if work.region == middle}
@@ -246,7 +252,7 @@ def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
 
 
 def _layer_times(region: int, traced_layers: int, layers: int) -> int:
-    """How often an operator of a trace of few layers is run in the whole model."""
+    """Return how often an operator of a trace of few layers is run in the whole model."""
     if region <= 0 or traced_layers == layers:
         return 1
     index = region - 1
@@ -256,7 +262,7 @@ def _layer_times(region: int, traced_layers: int, layers: int) -> int:
 
 
 def _chunk_times(region: int, chunks: int) -> int:
-    """How often an operator of the middle chunk is run."""
+    """Return how often an operator of the middle chunk is run."""
     return max(CHUNKS.between(chunks), 1) if -region - 1 == CHUNKS.first else 1
 
 

@@ -7,8 +7,8 @@ from autotune.estimate.records.host import since_training
 
 
 def step_records(events: Sequence[Event]) -> list[list[Event]]:
-    """The record of a training from its first batch on, for each step after the first: of that
-    first one, which makes the states, and of this step, as if there were no others.
+    """Return the record of a training from its first batch on, for each step after the first: of
+    that first one, which makes the states, and of this step, as if there were no others.
 
     As the second begins, what lasts from the others is made, and what they let go of dies.
     """
@@ -25,8 +25,8 @@ def step_records(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def _bridge(live_before: dict[int, Event], live_now: dict[int, Event]) -> list[Event]:
-    """Events for what the steps between changed, in no layer: none of them is run here. (ZeRO-3
-    leaves an empty tensor in the place of each weight that a layer let go of.)"""
+    """Return events for what the steps between changed, in no layer: none of them is run here.
+    (ZeRO-3 leaves an empty tensor in the place of each weight that a layer let go of.)"""
     frees: list[Event] = [(FREE, key, NOWHERE) for key in live_before if key not in live_now]
     allocations = [
         (*event[:5], NOWHERE) for key, event in live_now.items() if key not in live_before

@@ -14,7 +14,7 @@ from autotune.estimate.records.interpolation import Weights
 
 
 def work_at_depth(works_of_traces: Sequence[Sequence[Work]], weights: Weights) -> Counter[Work]:
-    """Each operator, and how often it is run; without regions.
+    """Return each operator, and how often it is run; without regions.
 
     Args:
         works_of_traces: the operators of each trace.

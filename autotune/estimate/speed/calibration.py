@@ -44,7 +44,7 @@ class Coefficients:
         return {term: math.exp(log) for term, log in zip(TERMS, self.logs, strict=True)}
 
     def time_s(self, parts: TimeParts) -> float:
-        """The corrected time."""
+        """Return the corrected time."""
         return float(_terms(parts, self.logs).sum())
 
     def relative_uncertainty(self, parts: TimeParts) -> float:
@@ -55,7 +55,7 @@ class Coefficients:
 
 
 def calibrated(estimates: Sequence[TimeParts], measured_s: Sequence[float]) -> Coefficients:
-    """The factors that make the estimates most like what was measured.
+    """Return the factors that make the estimates most like what was measured.
 
     Maximum a posteriori: `measured = sum of exp(log factor) * part`, with a relative error that is
     fitted too; the log factors have one part in common (`SHARED_SD`) and one of their own
@@ -86,7 +86,7 @@ def calibrated(estimates: Sequence[TimeParts], measured_s: Sequence[float]) -> C
 def _fit(
     estimates: Sequence[TimeParts], measured_s: Sequence[float], residual: float
 ) -> tuple[_Array, _Array]:
-    """The log factors at this relative error, and their covariance; Gauss-Newton."""
+    """Return the log factors at this relative error, and their covariance; Gauss-Newton."""
     size = len(TERMS)
     prior = np.linalg.inv(TERM_SD**2 * np.eye(size) + SHARED_SD**2)
     logs = np.zeros(size)
@@ -127,14 +127,14 @@ def rank_correlation(estimated: Sequence[float], measured: Sequence[float]) -> f
 
 
 def _ranks(values: Sequence[float]) -> _Array:
-    """The place of each value among them, the mean of their places for equal ones."""
+    """Return the place of each value among them, the mean of their places for equal ones."""
     _, group, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     places: _Array = (np.cumsum(counts) - (counts + 1) / 2)[group]
     return places
 
 
 def top_k_regret(estimated_s: Sequence[float], measured_s: Sequence[float], k: int) -> float:
-    """How much slower than the fastest is the best of the `k` that were estimated fastest.
+    """Return how much slower than the fastest is the best of the `k` that were estimated fastest.
 
     Times of equal work, in seconds; 0.1 is 10% slower. Of equal estimates the earlier comes first.
     """

@@ -106,14 +106,14 @@ class Ceilings:
             raise ValueError(f"every rate of {self.device} must be a number above 0")
 
     def plain(self) -> dict[str, Any]:
-        """The rates as JSON data."""
+        """Return the rates as JSON data."""
         rows = ("matmul", "attention", "bandwidth", "operators")
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {**fields, **{name: [list(row) for row in fields[name]] for name in rows}}
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Self:
-        """The rates that JSON data hold.
+        """Return the rates that JSON data hold.
 
         Raises:
             TypeError, ValueError: the data are not those of `plain`.
@@ -129,7 +129,7 @@ class Ceilings:
     # -- rates
 
     def dtype_for(self, dtype: str) -> str:
-        """The dtype whose rates stand for `dtype`: itself where they are known.
+        """Return the dtype whose rates stand for `dtype`: itself where they are known.
 
         Else its twin of 16 bits; else float32; else the first one known. Known error: float64 runs
         slower than float32 does, 8-bit types may run faster.
@@ -139,7 +139,8 @@ class Ceilings:
         return next((wish for wish in wishes if wish in dtypes), next(iter(dtypes)))
 
     def matmul_flops_per_s(self, dtype: str, m: int, k: int, n: int) -> float:
-        """Rate of a matmul, from the nearest ones known, weighted by distance in doublings."""
+        """Return rate of a matmul, from the nearest ones known, weighted by distance in
+        doublings."""
         key = (self.dtype_for(dtype), m, k, n)
         if key not in self._looked_up:
             at = [math.log2(max(size, 1)) for size in (m, k, n)]
@@ -153,7 +154,7 @@ class Ceilings:
     def attention_flops_per_s(
         self, dtype: str, length: int, *, backward: bool, masked: bool, cudnn: bool = False
     ) -> float:
-        """Rate of fused attention at this length; rows shorter than all known take as long.
+        """Return rate of fused attention at this length; rows shorter than all known take as long.
         Where cuDNN's are not known, the others' stand for them."""
         tables = self._attentions
         names, kernels = (self.dtype_for(dtype), "float32"), (cudnn, False) if cudnn else (False,)
@@ -164,7 +165,7 @@ class Ceilings:
         return interpolate(points, length) * min(length / shortest, 1.0) ** 2
 
     def bytes_per_s(self, operator: str, dtype: str, moved_bytes: int) -> float:
-        """Rate of an operator that is bound by bandwidth.
+        """Return rate of an operator that is bound by bandwidth.
 
         What writes in place makes no result: the fall of the rate where new results are too large
         for the allocator to keep (pages are faulted in again each time) is not its own.

@@ -48,7 +48,7 @@ about 13 us; on an H100's 15 were measured."""
 
 
 def ceilings_of_kind(kind: DeviceKind) -> Ceilings | None:
-    """The ceilings of a GPU one does not have; None where its rates are not known.
+    """Return the ceilings of a GPU one does not have; None where its rates are not known.
 
     A matmul takes its operations at a share of the peak plus the time of a kernel, and not less
     than its bytes take. Known error: of 13 trainings on an H100, most of them at its memory's
@@ -101,14 +101,14 @@ def _tabled_matmul(
 
 
 def _prefers_cudnn(kind: DeviceKind, dtype: str = "bfloat16") -> bool:
-    """Whether PyTorch takes cuDNN's attention first: on Hopper and data-centre Blackwell."""
+    """True if PyTorch takes cuDNN's attention first: on Hopper and data-centre Blackwell."""
     if kind.capability is None or dtype == "float32":
         return False
     return rules_of(kind.capability, USUAL_TORCH).cudnn_sdpa_first
 
 
 def _filled(length: int) -> float:
-    """The part of its rate for long rows that attention reaches."""
+    """Return the part of its rate for long rows that attention reaches."""
     return length / (length + _HALF_LENGTH)
 
 

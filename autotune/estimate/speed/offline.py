@@ -67,7 +67,7 @@ class VariantSpeed:
         return times
 
     def at(self, rows: int, length: int, masked: bool) -> TimeParts:
-        """One micro-step of `rows` rows padded to `length`."""
+        """Return one micro-step of `rows` rows padded to `length`."""
         key = (rows, length, masked)
         if key not in self._micro_step_times:
             curves = self._shapes.get(masked) or next(iter(self._shapes.values()))
@@ -78,14 +78,15 @@ class VariantSpeed:
         return self._ceilings.host_bytes_per_s or UNKNOWN_HOST_RATE
 
     def optimizer(self, optim: str | None) -> TimeParts:
-        """One optimizer step, clipping and all."""
+        """Return one optimizer step, clipping and all."""
         rows = self._reply.optimizer_work.get(optim or "") or self._reply.optimizer_work[""]
         return work_time(counted_work(rows), self._ceilings)
 
     def speed(
         self, point: Point, answer: PointReply, accumulation: int, *, offloaded_bytes: int = 0
     ) -> Speed:
-        """What a candidate runs at, over the micro-batches that its sampler forms of the data.
+        """Return what a candidate runs at, over the micro-batches that its sampler forms of the
+        data.
 
         Args:
             offloaded_bytes: what its largest micro-batch copies to the host, and back.
@@ -117,7 +118,8 @@ class VariantSpeed:
 
 
 def growing_with_scores(shapes: Sequence[ShapeWork]) -> frozenset[str]:
-    """The parts of a micro-step that grow with tokens * length: those in which scores are made.
+    """Return the parts of a micro-step that grow with tokens * length: those in which scores are
+    made.
 
     The package flash-attn has none outside its kernels; torch's kernels are given a mask of that
     size where rows are padded or flattened; eager attention makes them by matmuls.
@@ -142,7 +144,7 @@ def _curves(times: _Times, scores: frozenset[str]) -> dict[bool, ShapeTimes]:
 
 
 def works(shape: ShapeWork) -> list[tuple[Work, int]]:
-    """The work of a traced shape, each piece with how often it is done."""
+    """Return the work of a traced shape, each piece with how often it is done."""
     return counted_work(shape.work)
 
 

@@ -27,7 +27,7 @@ class RolloutTime:
     def speed(
         self, point: Point, answer: PointReply, accumulation: int, *, offloaded_bytes: int = 0
     ) -> Speed:
-        """What a candidate runs at, from the prompts that its rounds would have.
+        """Return what a candidate runs at, from the prompts that its rounds would have.
 
         Args:
             offloaded_bytes: nothing is offloaded by these trainers.

@@ -41,7 +41,7 @@ class ShapeTimes:
     def fit(
         cls, points: Mapping[Shape, TimeParts], scores: frozenset[str] = frozenset(TERMS)
     ) -> Self:
-        """The curves through the times at some shapes."""
+        """Return the curves through the times at some shapes."""
         if not points:
             raise ValueError("no shape was traced")
         curves = {}
@@ -54,7 +54,7 @@ class ShapeTimes:
         return cls(points=dict(points), curves=curves, scores=scores)
 
     def at(self, rows: int, length: int) -> TimeParts:
-        """The time at this shape."""
+        """Return the time at this shape."""
         shape = (rows, length)
         if shape in self.points:
             return self.points[shape]
@@ -96,7 +96,7 @@ class ShapeTimes:
 
 
 def _weighted(values: Mapping[Shape, float], shape: Shape) -> float:
-    """The mean of values at some shapes, the nearer ones more; 0 without any."""
+    """Return the mean of values at some shapes, the nearer ones more; 0 without any."""
     weights = {point: 1 / _distance(point, shape) for point in values}
     total = sum(weights.values())
     return sum(weights[point] * values[point] for point in values) / total if total else 0.0
@@ -112,8 +112,8 @@ def _by_tokens(values: Mapping[Shape, float]) -> tuple[list[float], list[float]]
 
 
 def _interpolated(places: Sequence[float], values: Sequence[float], shape: Shape) -> float:
-    """What values at some places come to at as many tokens as a shape has: linear in the tokens'
-    logarithm, as at the nearest beyond them; 0 without any."""
+    """Return what values at some places come to at as many tokens as a shape has: linear in the
+    tokens' logarithm, as at the nearest beyond them; 0 without any."""
     if not places:
         return 0.0
     at = math.log(shape[0] * shape[1])

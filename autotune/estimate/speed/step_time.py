@@ -61,7 +61,7 @@ class TimeParts:
         return self.device_s + self.overhead_s + self.transfer_s + self.exchange_s
 
     def exposed(self) -> "TimeParts":
-        """The same total as parts that add: of host and copies, what nothing else hides."""
+        """Return the same total as parts that add: of host and copies, what nothing else hides."""
         if not self.overlapped:
             return self
         overhead = max(self.overhead_s - self.device_s, 0.0)
@@ -76,12 +76,12 @@ class TimeParts:
         )
 
     def times(self, factor: float) -> "TimeParts":
-        """The parts, each times `factor`."""
+        """Return the parts, each times `factor`."""
         return replace(self, **{term: factor * getattr(self, term) for term in TERMS})
 
 
 def with_offloading(time: TimeParts, copy_s: float) -> TimeParts:
-    """A micro-step whose activations go to the host and come back, each in `copy_s` seconds.
+    """Return a micro-step whose activations go to the host and come back, each in `copy_s` seconds.
 
     As TRL does it (1.12, `models/activation_offloading.py`): on a stream of their own. On the way
     out the forward pass runs on, and waits at its end. On the way back each operator of the
@@ -93,7 +93,7 @@ def with_offloading(time: TimeParts, copy_s: float) -> TimeParts:
 
 
 def in_sequence(parts: Iterable[TimeParts], times: Iterable[float] | None = None) -> TimeParts:
-    """The parts of all, one after the other.
+    """Return the parts of all, one after the other.
 
     Args:
         times: how often each is done; None: once.
@@ -114,7 +114,7 @@ def in_sequence(parts: Iterable[TimeParts], times: Iterable[float] | None = None
 def work_time(
     works: Iterable[tuple[Work, int]], ceilings: Ceilings, *, masked: bool | None = None
 ) -> TimeParts:
-    """Seconds of some work, each piece with how often it is done.
+    """Return seconds of some work, each piece with how often it is done.
 
     Args:
         masked: whether attention gets a mask (padded or flattened rows) and computes all of it;
@@ -140,13 +140,13 @@ def work_time(
 
 
 def _logits_dtype(works: Sequence[Work]) -> str:
-    """The dtype of the loss; where no softmax tells it, that of the largest matmul."""
+    """Return the dtype of the loss; where no softmax tells it, that of the largest matmul."""
     softmax = [(work.moved_bytes, work.dtype) for work in works if "log_softmax" in work.operator]
     return max(softmax or [(work.flops, work.dtype) for work in works], default=(0, ""))[1]
 
 
 def _matmul_s(work: Work, ceilings: Ceilings) -> float:
-    """A batch of matmuls fills a device as one that has all their rows."""
+    """Return a batch of matmuls fills a device as one that has all their rows."""
     batch, m, k, n = work.dims
     return work.flops / ceilings.matmul_flops_per_s(work.dtype, batch * m, k, n)
 
@@ -174,7 +174,7 @@ def step_parts(
     accumulation: int,
     counts: Sequence[int] | None = None,
 ) -> TimeParts:
-    """One optimizer step: `accumulation` mean micro-steps of the sample and the optimizer.
+    """Return one optimizer step: `accumulation` mean micro-steps of the sample and the optimizer.
 
     As `probe/throughput.py` has it, without the wait for data: its line over the timed
     micro-batches is calibrated to their sum, so over a whole sample it is the mean.

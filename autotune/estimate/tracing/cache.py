@@ -36,7 +36,7 @@ class TraceCache:
         self._request = request
 
     def reply(self, request: Any, kind: type[_Reply], trace: Callable[[Any], _Reply]) -> _Reply:
-        """The trace of a request: that which was kept, or one made now.
+        """Return the trace of a request: that which was kept, or one made now.
 
         Raises:
             Irregular: fewer layers than all are asked for, and the model's cannot be found.
@@ -47,7 +47,7 @@ class TraceCache:
         return reply
 
     def _load(self, request: Any, kind: type[_Reply]) -> _Reply | None:
-        """A trace that was kept; None where there is none that can be read."""
+        """Return a trace that was kept; None where there is none that can be read."""
         file = self._file(request)
         if file is None:
             return None

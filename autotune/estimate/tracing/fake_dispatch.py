@@ -49,7 +49,7 @@ class _Output:
     fields: dict[str, Any] | None = None
 
     def tensor(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        """The tensor."""
+        """Return the tensor."""
         if self.layout is None:
             return None if self.argument is None else args[self.argument]
         shape, strides, offset, dtype, device = self.layout
@@ -76,7 +76,7 @@ class _Result:
     is_tuple: bool
 
     def tensors(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        """The tensor, or a tuple of them."""
+        """Return the tensor, or a tuple of them."""
         if self.is_tuple:
             return tuple(output.tensor(mode, args) for output in self.outputs)
         return self.outputs[0].tensor(mode, args)
@@ -91,7 +91,7 @@ class _NoKey(Exception):
 
 
 def known_result(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operator gives, without asking torch; `MISSING`: torch has to be asked."""
+    """Return what an operator gives, without asking torch; `MISSING`: torch has to be asked."""
     try:
         result = KEPT_RESULTS.get(_key(mode, func, args, kwargs))
     except _NoKey:
@@ -143,7 +143,7 @@ def short_keys() -> Iterator[None]:
 
 
 def _result_of(func: Any, out: Any, entry: Any) -> _Result | None:
-    """What to keep of a result; None: nothing.
+    """Return what to keep of a result; None: nothing.
 
     Args:
         entry: torch's own; None: it keeps none.
@@ -165,7 +165,8 @@ def _result_of(func: Any, out: Any, entry: Any) -> _Result | None:
 
 
 def _output_of(info: Any, out: Any) -> _Output | None:
-    """One output of an operator, by what torch notes of it; None: it is not an ordinary one."""
+    """Return one output of an operator, by what torch notes of it; None: it is not an ordinary
+    one."""
     if info.inplace_idx is not None:
         return _Output(info.inplace_idx)
     if out is None:
@@ -177,7 +178,7 @@ def _output_of(info: Any, out: Any) -> _Output | None:
 
 
 def _described(out: Any, argument: int | None) -> _Output | None:
-    """A tensor as it is to be made again; None: it is not an ordinary one."""
+    """Return a tensor as it is to be made again; None: it is not an ordinary one."""
     if type(out) is not FakeTensor or out.layout is not torch.strided or out.requires_grad:
         return None
     layout = out.shape, out.stride(), out.storage_offset(), out.dtype, out.fake_device
@@ -186,7 +187,7 @@ def _described(out: Any, argument: int | None) -> _Output | None:
 
 
 def _key(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What decides about the result of an operator.
+    """Return what decides about the result of an operator.
 
     Raises:
         _NoKey: torch decides by more than is looked at here.

@@ -26,7 +26,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def kernels() -> ModuleType:
-    """The module of the head's kernels.
+    """Return the module of the head's kernels.
 
     Raises:
         MissingHook: it is not the one this was written for.
@@ -37,7 +37,7 @@ def kernels() -> ModuleType:
 
 
 def tokens_per_chunk() -> int:
-    """Tokens that the head scores at once."""
+    """Return tokens that the head scores at once."""
     size: int = kernels().TOKEN_CHUNK_SIZE
     return size
 
@@ -63,7 +63,7 @@ def token_chunks_watched(tracer: Tracer) -> Iterator[None]:
 
 
 def tiles(vocabulary: int | None, slice_width: int) -> frozenset[int]:
-    """How wide the slices of a vocabulary are."""
+    """Return how wide the slices of a vocabulary are."""
     return frozenset({slice_width, (vocabulary or 0) % slice_width} - {0})
 
 

@@ -16,7 +16,7 @@ _BETWEEN = (__file__, "estimate/tracing/tracer.py", "_dynamo", "_compile.py", "_
 
 
 def merge_accumulation(events: list[Event]) -> list[Event]:
-    """The events without the marks, merged storages under the id of the first."""
+    """Return the events without the marks, merged storages under the id of the first."""
     alias: dict[int, int] = {}
     dropped: set[int] = set()
     for index, event in enumerate(events):
@@ -47,7 +47,7 @@ def merge_accumulation(events: list[Event]) -> list[Event]:
 
 
 def called_by_engine() -> bool:
-    """Whether the running `add` is autograd's own accumulation, not one of a Python function."""
+    """True if the running `add` is autograd's own accumulation, not one of a Python function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_engine_run_backward":

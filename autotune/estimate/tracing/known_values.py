@@ -20,7 +20,8 @@ MAX_FLOATS = 1 << 10
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments or results; lists of them are looked into."""
+    """Return the tensors among an operator's arguments or results; lists of them are looked
+    into."""
     tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -52,7 +53,7 @@ class KnownValues:
         """Storages that were written to with something unknown."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """What the tensor holds; None where that is not known."""
+        """Return what the tensor holds; None where that is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if isinstance(tensor, torch.Tensor) and _small(tensor) else None
         value: torch.Tensor | None = tensor.__dict__.get("autotune_known_value")
@@ -61,7 +62,7 @@ class KnownValues:
         return value
 
     def as_list(self, tensor: Any) -> Any:
-        """What `tolist` gives; None where the values are not known."""
+        """Return what `tolist` gives; None where the values are not known."""
         value = self.of(tensor)
         if value is None:
             return None

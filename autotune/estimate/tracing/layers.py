@@ -22,7 +22,7 @@ _CHUNKED_HOOKS = ("_chunk", "_chunked_cross_entropy_loss", "_CHUNKED_LM_HEAD_CHU
 
 
 def decoder_layers(model: Any) -> Any:
-    """The list of a model's decoder layers; None where it cannot be told."""
+    """Return the list of a model's decoder layers; None where it cannot be told."""
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
@@ -31,7 +31,8 @@ def decoder_layers(model: Any) -> Any:
 
 
 def signatures(model: Any) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Names and shapes of the parameters of each decoder layer; empty where none can be told."""
+    """Return names and shapes of the parameters of each decoder layer; empty where none can be
+    told."""
     return [
         [(name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()]
         for layer in decoder_layers(model) or ()
@@ -121,7 +122,7 @@ def _marked_chunk(tracer: Tracer, owner: Any) -> Callable[..., Any]:
 
 
 def _marked_entropy(tracer: Tracer, owner: Any) -> Callable[..., Any]:
-    """The entropy with its chunks marked: each begins with its `log_softmax`."""
+    """Return the entropy with its chunks marked: each begins with its `log_softmax`."""
     original, log_softmax = owner.entropy_from_logits, F.log_softmax
 
     def entropy(*args: Any, **kwargs: Any) -> Any:

@@ -35,7 +35,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _argument(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """What an operator's argument of this name is; None where it has none or it was left out."""
+    """Return what an operator's argument of this name is; None where it has none or it was left
+    out."""
     names = [argument.name for argument in func._schema.arguments]
     position = names.index(name) if name in names else len(args)
     return kwargs.get(name, args[position] if position < len(args) else None)
@@ -58,7 +59,7 @@ def _attention_dims(func: Any, args: Any, kwargs: Any, *, in_package: bool) -> t
 def work_of(
     func: Any, name: str, args: Any, kwargs: Any, outs: list[torch.Tensor], region: int
 ) -> Work:
-    """What an operator has to do."""
+    """Return what an operator has to do."""
     inputs = tensors_in(args, kwargs)
     dtype = _dtype_name((outs or inputs)[0].dtype) if outs or inputs else ""
     kind, flops = "memory", 0

@@ -71,7 +71,8 @@ def _to_dtype_only(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
-    """A copy of a fake tensor; torch's own fails on the values that small ones carry along."""
+    """Return a copy of a fake tensor; torch's own fails on the values that small ones carry
+    along."""
     if id(tensor) not in memo:
         copy = tensor.detach().clone()
         if isinstance(tensor, torch.nn.Parameter):
@@ -245,7 +246,7 @@ def _run_kernel(
     scale: float | None,
     enable_gqa: bool,
 ) -> Any:
-    """The operator of the kernel that CUDA would take."""
+    """Return the operator of the kernel that CUDA would take."""
     kernel = cuda.attention(query, key, value, attn_mask)
     if kernel == "math":
         return aten._scaled_dot_product_attention_math(
@@ -270,14 +271,14 @@ def _run_kernel(
 
 
 def _padded(tensor: Any, *, always: bool = False) -> Any:
-    """The tensor with rows of a multiple of eight, as the kernels want; `always`: also where they
-    are that already, with four columns more, as many as are missing on average."""
+    """Return the tensor with rows of a multiple of eight, as the kernels want; `always`: also where
+    they are that already, with four columns more, as many as are missing on average."""
     missing = -tensor.shape[-1] % 8 or (4 if always else 0)
     return F.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _additive(mask: Any, query: Any, key: Any) -> Any:
-    """A boolean mask becomes an additive one; the kernels want every row of the batch."""
+    """Return a boolean mask becomes an additive one; the kernels want every row of the batch."""
     if mask.dtype == torch.bool:
         nothing = torch.zeros((), dtype=query.dtype)
         mask = torch.where(mask, nothing, torch.full((), float("-inf"), dtype=query.dtype))

@@ -73,7 +73,7 @@ class PpoPhases(Phases):
 
     @property
     def _left_out(self) -> bool:
-        """Whether this part of the completions takes no more than the last one, beside which all
+        """True if this part of the completions takes no more than the last one, beside which all
         others are kept: only that is generated and scored."""
         return not self._all_tokens and self._part < self._parts - 1
 

@@ -94,7 +94,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
 
 
 def as_trace(request: RolloutTraceRequest) -> TraceRequest:
-    """What both kinds of trace have in common."""
+    """Return what both kinds of trace have in common."""
     return TraceRequest(
         method=request.method,
         config=request.config,
@@ -108,7 +108,7 @@ def as_trace(request: RolloutTraceRequest) -> TraceRequest:
 
 
 def free_rewards(rewards: list[Any]) -> list[Any]:
-    """The rewards, the functions among them replaced by one that costs nothing."""
+    """Return the rewards, the functions among them replaced by one that costs nothing."""
     return [reward if isinstance(reward, torch.nn.Module) else no_reward for reward in rewards]
 
 
@@ -118,7 +118,7 @@ def no_reward(completions: list[Any], **_: Any) -> list[float]:
 
 
 def prompt_dataset(request: RolloutTraceRequest) -> Any:
-    """A row for each prompt; their tokens are made up later."""
+    """Return a row for each prompt; their tokens are made up later."""
     from datasets import Dataset
 
     rows = [{"prompt": str(n), "input_ids": [n]} for n in range(len(request.prompts))]
@@ -128,7 +128,7 @@ def prompt_dataset(request: RolloutTraceRequest) -> Any:
 def phases_of(
     tracer: Tracer, trainer: Any, request: RolloutTraceRequest, step_phases: StepPhases
 ) -> Phases:
-    """The phases, marked at the entry points of a method's trainer."""
+    """Return the phases, marked at the entry points of a method's trainer."""
     if request.method == "ppo":
         from autotune.estimate.tracing.ppo_phases import PpoPhases
 

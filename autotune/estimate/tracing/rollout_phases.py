@@ -49,7 +49,7 @@ class Phases(ABC):
 
     @property
     def _opening(self) -> bool:
-        """Whether this is the first step, which only makes the optimizer's state."""
+        """True if this is the first step, which only makes the optimizer's state."""
         return self._micro_step < self._request.micro_steps
 
     def _note(self, name: str) -> None:
@@ -121,8 +121,8 @@ class GroupPhases(Phases):
         return [[self._tracer.token] * lengths[int(prompt)] for prompt in prompts], None, {}
 
     def _judge_inputs(self, text: list[str], **_: Any) -> dict[str, Any]:
-        """What a reward model reads: whole prompts and completions, whatever its tokenizer makes
-        of the text."""
+        """Return what a reward model reads: whole prompts and completions, whatever its tokenizer
+        makes of the text."""
         group = self._trainer.num_generations
         prompts = [self._request.prompts[n // group] for n in range(len(text))]
         widest = max(prompts) + self._length
@@ -183,7 +183,7 @@ class GroupPhases(Phases):
 
 
 def _windows(cache: Any) -> list[int]:
-    """How many tokens the cache of each layer keeps at most; 0: all."""
+    """Return how many tokens the cache of each layer keeps at most; 0: all."""
     return [getattr(layer, "sliding_window", None) or 0 for layer in getattr(cache, "layers", ())]
 
 

@@ -107,7 +107,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
 
 
 def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
-    """The models without storage, with as many layers as are asked for.
+    """Return the models without storage, with as many layers as are asked for.
 
     Raises:
         Irregular: the whole model's layers are not like those.
@@ -132,7 +132,7 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
 
 
 def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
-    """The flat configuration of the traced trainer."""
+    """Return the flat configuration of the traced trainer."""
     config = {**request.config, **family(request.method).overrides, **TRACE_OVERRIDES}
     config["gradient_accumulation_steps"] = min(request.micro_steps)
     config["output_dir"] = str(scratch)
@@ -164,8 +164,8 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
 
 
 def _few_types(types: Sequence[str], layers: int) -> list[str]:
-    """The kinds of the layers that are traced: the first ones, more like the last of these, and at
-    the end the kind that they leave out, or else the last layer's.
+    """Return the kinds of the layers that are traced: the first ones, more like the last of these,
+    and at the end the kind that they leave out, or else the last layer's.
 
     Raises:
         Irregular: they leave out more than one.
@@ -179,7 +179,7 @@ def _few_types(types: Sequence[str], layers: int) -> list[str]:
 
 
 def trainer_spec(request: TraceRequest) -> TrainerSpec:
-    """The trainer that is traced."""
+    """Return the trainer that is traced."""
     return TrainerSpec(method=request.method, config=request.config, model_path=request.model_path)
 
 
@@ -207,7 +207,7 @@ def _build(request: TraceRequest, training: Any, model: Any, models: Models, tra
 
 
 def row_dataset(request: TraceRequest) -> Any:
-    """Rows of the asked lengths, one micro-batch behind the other."""
+    """Return rows of the asked lengths, one micro-batch behind the other."""
     from datasets import Dataset
 
     kind = ROW_KINDS[request.method]
@@ -262,12 +262,12 @@ def _accumulate_by_turns(trainer: Any, micro_steps: list[int]) -> None:
 
 
 def inner_model(model: Any) -> Any:
-    """The model without the adapters around it."""
+    """Return the model without the adapters around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _chunks(events: list[Any], micro_steps: list[int]) -> list[int]:
-    """Chunks of the loss met in each optimizer step."""
+    """Return chunks of the loss met in each optimizer step."""
     chunks: list[int] = [0] * len(micro_steps)
     step_of = [step for step, times in enumerate(micro_steps) for _ in range(times)]
     micro = -1

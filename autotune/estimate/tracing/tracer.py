@@ -41,7 +41,7 @@ _PASSING = (events.ACTIVATIONS, events.TEMPORARIES)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor that is sharded over several."""
+    """Return what this process holds of a tensor that is sharded over several."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -110,11 +110,11 @@ class Tracer(TorchDispatchMode):
             self.belongs_to(tensor, self._regions[key])
 
     def finish(self) -> list[events.Event]:
-        """The events, with autograd's in-place accumulation as it is for real tensors."""
+        """Return the events, with autograd's in-place accumulation as it is for real tensors."""
         return [self._with_region(event) for event in merge_accumulation(self.events)]
 
     def _with_region(self, event: events.Event) -> events.Event:
-        """Which layer a weight belongs to is told only after it was made."""
+        """Return which layer a weight belongs to is told only after it was made."""
         if event[0] == events.PHASE or event[-1] != events.NOWHERE:
             return event
         return (*event[:-1], self._regions.get(event[1], events.NOWHERE))
@@ -126,7 +126,7 @@ class Tracer(TorchDispatchMode):
         return None if entry is None else int(entry[0])
 
     def allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
-        """A storage comes to life; its id."""
+        """Return a storage comes to life; its id."""
         key = self._next + events.STREAM * self._stream()
         self._next += 1
         self._part[key], self._made_by[key] = part, operator
@@ -136,7 +136,8 @@ class Tracer(TorchDispatchMode):
         return key
 
     def _stream(self) -> int:
-        """The stream that the program is on, by a number; there are no others than the CPU's."""
+        """Return the stream that the program is on, by a number; there are no others than the
+        CPU's."""
         now = torch.cpu.current_stream()
         if now not in self._streams:
             self._streams.append(now)
@@ -167,7 +168,7 @@ class Tracer(TorchDispatchMode):
             self.follow(tensor, self._part[entry[0]], "resize_", self.region)
 
     def _inside(self, func: Any, args: Any, kwargs: Any, out: Any) -> Iterable[int]:
-        """Sizes of what a kernel allocates and frees inside."""
+        """Return sizes of what a kernel allocates and frees inside."""
         if self._cuda is not None:
             return self._cuda.scratch_bytes(func, args, out)
         scratch = self._cpu_scratch.bytes(func, args, kwargs, out)
@@ -241,7 +242,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _on_local_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A DTensor calls operators on what it holds; a mode that is on then sees them.
+        """Return a DTensor calls operators on what it holds; a mode that is on then sees them.
 
         A mode is off while it handles a call. So this one is there twice, and the upper one steps
         aside.

@@ -10,8 +10,8 @@ ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 
 
 def chunking_of(request: EstimateRequest) -> LossChunks:
-    """How the installed TRL divides the loss of a variant. Its fused head scores the labelled
-    tokens on CUDA, and every position elsewhere."""
+    """Return how the installed TRL divides the loss of a variant. Its fused head scores the
+    labelled tokens on CUDA, and every position elsewhere."""
     if fused_head():
         return LossChunks(rows=tokens_per_chunk(), labelled_only=request.cuda is not None)
     if request.config.get("loss_type") == "chunked_nll":

@@ -21,7 +21,7 @@ class VariantData:
         self._plans: dict[str, Plan] = {}
 
     def plan(self, point: Point) -> Plan:
-        """The micro-batches that a probe of this point would see."""
+        """Return the micro-batches that a probe of this point would see."""
         key = repr(sorted(point.batching.items()))
         if key not in self._plans:
             self._plans[key] = plan(
@@ -33,7 +33,7 @@ class VariantData:
         return self._plans[key]
 
     def worst(self, point: Point) -> Worst:
-        """The micro-batch that takes most memory."""
+        """Return the micro-batch that takes most memory."""
         batching = Batching(**point.batching)
         rows = self.plan(point).worst
         lengths = sequence_lengths(rows, batching)
@@ -45,8 +45,9 @@ class VariantData:
         return Worst(lengths=tuple(lengths), labelled=labelled, flat=batching.flat)
 
     def first_shares(self, point: Point) -> tuple[float, ...]:
-        """How large the micro-batches of a probe's first optimizer step are, as shares of the worst
-        (tokens with padding; where a step has several, of the first two); none: all are as large.
+        """Return how large the micro-batches of a probe's first optimizer step are, as shares of
+        the worst (tokens with padding; where a step has several, of the first two); none: all are
+        as large.
 
         A launch may begin with other ones, and what is reserved depends on that: plans replay these
         and a step of the worst. None for flat rows: not compared with the real allocator.
@@ -58,13 +59,13 @@ class VariantData:
         return shares if min(shares) < 1 and not batching.flat else ()
 
     def order_sigma(self, point: Point) -> float:
-        """How far reserved bytes are off because another order of the rows leaves other blocks,
-        relative: `ORDER_SIGMA` where micro-batches differ and segments do not grow. (Of flat rows
-        it has not been measured.)"""
+        """Return how far reserved bytes are off because another order of the rows leaves other
+        blocks, relative: `ORDER_SIGMA` where micro-batches differ and segments do not grow. (Of
+        flat rows it has not been measured.)"""
         fixed_segments = self._request.cuda is not None and not point.expandable_segments
         sizes = [padded for _, padded in self.plan(point).sample]
         return ORDER_SIGMA if fixed_segments and min(sizes) < EVEN * max(sizes) else 0.0
 
     def padded(self, point: Point) -> bool:
-        """Whether some of its micro-batches are padded."""
+        """True if some of its micro-batches are padded."""
         return any(tokens != padded for tokens, padded in self.plan(point).sample)

@@ -62,7 +62,7 @@ class OfflineEstimates(Retracing):
     # -- what to trace
 
     def _short_rows(self, length: int) -> MicroBatch:
-        """One row, its sequences all of this length."""
+        """Return one row, its sequences all of this length."""
         return MicroBatch(lengths=(length,) * self._per_row, labelled=1.0)
 
     def forget(self) -> None:
@@ -162,19 +162,19 @@ class OfflineEstimates(Retracing):
     # -- answers
 
     def order(self, points: Sequence[Point]) -> list[int]:
-        """The smallest micro-batches first."""
+        """Return the smallest micro-batches first."""
         return sorted(range(len(points)), key=lambda index: self._data.worst(points[index]).tokens)
 
     def _chunks(self, worst: Worst) -> int:
         return chunk_count(worst, self._chunking)
 
     def _chunks_of(self, lengths: Sequence[int], share: float) -> int:
-        """Chunks of a micro-batch of which this share is labelled."""
+        """Return chunks of a micro-batch of which this share is labelled."""
         labelled = sum(max(round(n * share), 1) - 1 for n in lengths)
         return self._chunks(Worst(lengths=tuple(lengths), labelled=labelled, flat=self._flat))
 
     def point(self, point: Point) -> PointReply:
-        """What one point takes: the worst of its padded and its even micro-batch."""
+        """Return what one point takes: the worst of its padded and its even micro-batch."""
         return self.attempt(lambda: self._point(point))
 
     def _point(self, point: Point) -> PointReply:
@@ -202,7 +202,7 @@ class OfflineEstimates(Retracing):
         return "trace" if direct and all_layers else "scaled trace"
 
     def _replayed(self, point: Point, worst: Worst, padded: bool) -> Replay:
-        """The replay of a point, made once for all that share it."""
+        """Return the replay of a point, made once for all that share it."""
         if point.optim is not None:
             base = self._replayed(dataclasses.replace(point, optim=None), worst, padded)
             passing = self._passing_of(point.optim)
@@ -221,7 +221,8 @@ class OfflineEstimates(Retracing):
         return max(replay, smaller_first, key=lambda replay: replay.need)
 
     def _passing_of(self, optim: str) -> float:
-        """What a step with another optimizer makes and lets go of, of the whole model. Bytes."""
+        """Return what a step with another optimizer makes and lets go of, of the whole model.
+        Bytes."""
         passing = passing_of_step(self._traces_with(optim).first_step())
         return live_bytes(passing).peak_bytes * self._growth
 
@@ -257,7 +258,7 @@ class OfflineEstimates(Retracing):
         return self._optimizer_traces[optim]
 
     def shapes(self) -> list[ShapeWork]:
-        """The work of each traced shape, for the whole model."""
+        """Return the work of each traced shape, for the whole model."""
         return self.attempt(self._shapes)
 
     def _shapes(self) -> list[ShapeWork]:
@@ -280,8 +281,8 @@ class OfflineEstimates(Retracing):
         return works
 
     def optimizer_work(self) -> dict[str, list[list[object]]]:
-        """The work of an optimizer step of the whole model: that of the traced one, as much more
-        as there are more trainable weights."""
+        """Return the work of an optimizer step of the whole model: that of the traced one, as much
+        more as there are more trainable weights."""
         return self.attempt(self._optimizer_work)
 
     def _optimizer_work(self) -> dict[str, list[list[object]]]:

@@ -42,7 +42,7 @@ class PointReplays:
         self._events.clear()
 
     def of(self, point: Point, worst: Worst, padded: bool, first: Shares) -> Replay:
-        """The replay of a point, made once for all that share it."""
+        """Return the replay of a point, made once for all that share it."""
         if usual := self._usual_allocator(point):
             replay = self.of(usual, worst, padded, first)
             roomy = ROOMY * (self._request.limit_bytes or 0)
@@ -55,7 +55,7 @@ class PointReplays:
         return self._replays[key]
 
     def _usual_allocator(self, point: Point) -> Point | None:
-        """The point with fixed segments, where both ways are planned; else None."""
+        """Return the point with fixed segments, where both ways are planned; else None."""
         usual = dataclasses.replace(point, expandable_segments=False)
         return usual if point.expandable_segments and usual in self._request.points else None
 
@@ -74,7 +74,8 @@ class PointReplays:
             return self._far_beyond(point, use) or self._closely(point, events, use)
 
     def _far_beyond(self, point: Point, use: MemoryUse) -> Replay | None:
-        """The replay of a point that does not fit by far, from one that was made; else None."""
+        """Return the replay of a point that does not fit by far, from one that was made; else
+        None."""
         share = self._reserved_shares.get(point.expandable_segments)
         return None if share is None else far_beyond(use, self._request.limit_bytes, share)
 

@@ -26,18 +26,19 @@ class Retracing(ABC):
 
     @abstractmethod
     def point(self, point: Point) -> PointReply:
-        """What one point of the variant takes."""
+        """Return what one point of the variant takes."""
 
     def order(self, points: Sequence[Point]) -> list[int]:
-        """Indices of the points, in the order in which they are best answered."""
+        """Return indices of the points, in the order in which they are best answered."""
         return list(range(len(points)))
 
     def shapes(self) -> list[ShapeWork]:
-        """The work of each traced shape; none where every point has its own work."""
+        """Return the work of each traced shape; none where every point has its own work."""
         return []
 
     def optimizer_work(self) -> dict[str, list[Any]]:
-        """The work of an optimizer step, by optimizer; none where every point has its own."""
+        """Return the work of an optimizer step, by optimizer; none where every point has its
+        own."""
         return {}
 
     @abstractmethod
@@ -45,7 +46,7 @@ class Retracing(ABC):
         """Drop what was made of earlier traces."""
 
     def attempt(self, answer: Callable[[], _T]) -> _T:
-        """The answer, after ever more has been traced.
+        """Return the answer, after ever more has been traced.
 
         Raises:
             Irregular: not even with everything traced.

@@ -14,7 +14,7 @@ WorkRows = list[list[Any]]
 def work_of_phases(
     reply: RolloutTraceReply, tokens: int, length: int, growth: float, layers: int
 ) -> dict[str, WorkRows]:
-    """The work of each phase of the whole model.
+    """Return the work of each phase of the whole model.
 
     Args:
         tokens: how many of a completion were decoded.

@@ -89,8 +89,8 @@ class RolloutEstimates(Retracing):
         self._latest = None
 
     def point(self, point: Point) -> PointReply:
-        """What one point takes; of one that is larger than one that is too large, at least what
-        that one takes."""
+        """Return what one point takes; of one that is larger than one that is too large, at least
+        what that one takes."""
         smaller = self._too_large.smaller_than(point)
         if smaller is not None:
             return dataclasses.replace(smaller, at_least=True)
@@ -99,7 +99,7 @@ class RolloutEstimates(Retracing):
         return reply
 
     def order(self, points: Sequence[Point]) -> list[int]:
-        """The smallest micro-batches first."""
+        """Return the smallest micro-batches first."""
         return sorted(range(len(points)), key=lambda index: sizes(points[index]))
 
     def _point(self, point: Point) -> PointReply:
@@ -136,7 +136,7 @@ class RolloutEstimates(Retracing):
         )
 
     def _whole(self, request: RolloutTraceRequest, length: int, *, asleep: bool) -> Whole:
-        """A trace with all of the completions' tokens and all of the model's layers."""
+        """Return a trace with all of the completions' tokens and all of the model's layers."""
         reply = self._reply(request)
         with without_collector():
             return self._at_depth(request, reply, length, asleep=asleep)
@@ -182,7 +182,7 @@ class RolloutEstimates(Retracing):
         )
 
     def _fields(self, rollout: Rollout) -> dict[str, Any]:
-        """The fields of the traced configuration that say how it generates and trains."""
+        """Return the fields of the traced configuration that say how it generates and trains."""
         fields: dict[str, Any] = {
             "per_device_train_batch_size": rollout.micro_batch,
             "gradient_accumulation_steps": rollout.accumulation,
@@ -204,8 +204,8 @@ class RolloutEstimates(Retracing):
         }
 
     def _with_optimizer(self, point: Point, optim: str) -> PointReply:
-        """A point with another optimizer, which keeps the same state: its own step's bytes and
-        work, from a small generation, in place of the other's. What it reserves beyond that is
+        """Return a point with another optimizer, which keeps the same state: its own step's bytes
+        and work, from a small generation, in place of the other's. What it reserves beyond that is
         not replayed."""
         reply = self._point(dataclasses.replace(point, optim=None))
         assert reply.rollout is not None

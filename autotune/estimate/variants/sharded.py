@@ -108,7 +108,7 @@ class ShardedEstimates(Retracing):
         return [Worst(lengths=lengths, labelled=sum(lengths), flat=worsts[0].flat)]
 
     def _to_trace(self, worsts: Sequence[Worst]) -> list[Worst]:
-        """The micro-batches that are traced, the smallest first."""
+        """Return the micro-batches that are traced, the smallest first."""
         kinds: dict[_Kind, dict[int, Worst]] = {}
         for worst in sorted(worsts, key=lambda worst: worst.size):
             kinds.setdefault(_kind(worst), {})[worst.size] = worst
@@ -122,7 +122,7 @@ class ShardedEstimates(Retracing):
     # -- answers
 
     def point(self, point: Point) -> PointReply:
-        """What one point takes, on the device and on the host."""
+        """Return what one point takes, on the device and on the host."""
         return self.attempt(lambda: self._point(point))
 
     def _point(self, point: Point) -> PointReply:
@@ -169,7 +169,7 @@ class ShardedEstimates(Retracing):
     # -- what a step computes
 
     def shapes(self) -> list[ShapeWork]:
-        """The work of each traced micro-step with all layers."""
+        """Return the work of each traced micro-step with all layers."""
         weights = at_depth(self._depths, self._request.layers)
         works: dict[tuple[int, int, bool], ShapeWork] = {}
         for run in self._runs.values():
@@ -186,7 +186,7 @@ class ShardedEstimates(Retracing):
         return list(works.values())
 
     def optimizer_work(self) -> dict[str, list[list[object]]]:
-        """The work of an optimizer step on this device, by optimizer."""
+        """Return the work of an optimizer step on this device, by optimizer."""
         weights = at_depth(self._depths, self._request.layers)
         works_by_optimizer: dict[str, list[list[object]]] = {}
         for (_, optim), run in self._runs.items():
@@ -202,8 +202,8 @@ def _kind(worst: Worst) -> _Kind:
 
 
 def _ends(sizes: list[int], *, flat: bool) -> list[int]:
-    """The sizes, of those in order, that the others lie between; masks of flat ones grow with the
-    square of their tokens. One row alone is another variant."""
+    """Return the sizes, of those in order, that the others lie between; masks of flat ones grow
+    with the square of their tokens. One row alone is another variant."""
     if len(sizes) <= MOST_SIZES:
         return sizes
     if flat:

@@ -66,7 +66,7 @@ class Step:
         return live_bytes(self.host).peak_bytes
 
     def gap(self, *, expandable: bool) -> int:
-        """What an allocator holds beyond the peak. Bytes."""
+        """Return what an allocator holds beyond the peak. Bytes."""
         if expandable not in self._replays:
             self._replays[expandable] = replayed(self.device, None, expandable_segments=expandable)
         replay = self._replays[expandable]
@@ -148,7 +148,7 @@ def _micro_batch(worst: Worst) -> MicroBatch:
 
 
 def _smaller_opening(record: list[Event], share: float) -> list[Event]:
-    """The record with this share of the micro-batch in its first optimizer step."""
+    """Return the record with this share of the micro-batch in its first optimizer step."""
     if share == 1:
         return record
     start, second = [n for n, e in enumerate(record) if e[0] == PHASE and e[1] == DATA][:2]
@@ -205,7 +205,7 @@ class ContinuedStep:
         )
 
     def replay(self, *, expandable: bool) -> Replay:
-        """The replay of an allocator, held to the request's limit.
+        """Return the replay of an allocator, held to the request's limit.
 
         What it holds beyond the peak is that of the deepest trace, of fixed segments a part of what
         more layers bring, and what groups of weights leave in an optimizer's step. Where only that
@@ -236,6 +236,6 @@ class ContinuedStep:
 
 
 def work_of_all(traces: Sequence[Depth], weights: Weights, place: int) -> list[tuple[Work, int]]:
-    """The work of the micro-step of a traced step with all layers."""
+    """Return the work of the micro-step of a traced step with all layers."""
     works = [depth.steps[place].work for depth in traces]
     return list(work_at_depth(works, weights).items())

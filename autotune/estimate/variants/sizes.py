@@ -39,7 +39,7 @@ class Worst:
 
     @property
     def padded(self) -> bool:
-        """Whether some rows are shorter than the longest."""
+        """True if some rows are shorter than the longest."""
         return not self.flat and len(set(self.lengths)) > 1
 
 
@@ -58,7 +58,7 @@ class LossChunks:
 
 
 def chunk_count(worst: Worst, chunks: LossChunks) -> int:
-    """Chunks in which TRL computes a loss (or the entropy beside it) of this micro-batch."""
+    """Return chunks in which TRL computes a loss (or the entropy beside it) of this micro-batch."""
     if chunks.labelled_only:
         positions = worst.labelled
     elif worst.flat:
@@ -69,7 +69,7 @@ def chunk_count(worst: Worst, chunks: LossChunks) -> int:
 
 
 def micro_batch(size: int, length: int, *, flat: bool, padded: bool, share: float) -> MicroBatch:
-    """A micro-batch of this measure to trace; no row of it is longer than `length`."""
+    """Return a micro-batch of this measure to trace; no row of it is longer than `length`."""
     if flat:
         rows = max(min(FLAT_ROWS, size), -(-size // length))
         lengths = [size // rows + (n < size % rows) for n in range(rows)]
@@ -97,7 +97,7 @@ class TracedSizes:
         return list(dict.fromkeys(sizes))
 
     def measures(self, size: int) -> list[int]:
-        """The traced sizes that `size` follows from: itself, where it is traced."""
+        """Return the traced sizes that `size` follows from: itself, where it is traced."""
         if size in self.direct:
             return [size]
         return next(
@@ -118,7 +118,7 @@ def sizes_to_trace(
     most_unsorted: int | None = None,
     linear: bool = False,
 ) -> TracedSizes:
-    """The fewest sizes from which each wanted one follows.
+    """Return the fewest sizes from which each wanted one follows.
 
     Args:
         linear: whether flat rows have no mask of tokens x tokens: their kernels need none.
@@ -148,7 +148,8 @@ def _above(size: int, *, flat: bool) -> int:
 def _family(
     sizes: list[int], low: int, most: int | None, *, flat: bool, linear: bool, others: int = 0
 ) -> TracedSizes:
-    """What is traced of sizes up to `most`. Speeds need a third size, of which `others` may be."""
+    """Return what is traced of sizes up to `most`. Speeds need a third size, of which `others` may
+    be."""
     direct = [size for size in sizes if size < low or (size == 1 and not flat)]
     scaled = [size for size in sizes if size not in direct]
     few = not flat or (linear and len(direct) + others > 0)
@@ -159,7 +160,8 @@ def _family(
 
 
 def smallest_with_chunks(per_size: float, rows_per_chunk: int, *, flat: bool) -> int:
-    """The smallest size with enough chunks and something over, where each unit has `per_size`."""
+    """Return the smallest size with enough chunks and something over, where each unit has
+    `per_size`."""
     tokens = CHUNKS.smallest * rows_per_chunk + 1
     size = int(-(-tokens // max(per_size, 1e-9))) + 1
     return -(-size // 128) * 128 if flat else size

@@ -21,7 +21,7 @@ class TooLarge:
             self._found.append((point, reply))
 
     def smaller_than(self, point: Point) -> PointReply | None:
-        """What a smaller point takes that is too large; None: there is none."""
+        """Return what a smaller point takes that is too large; None: there is none."""
         for other, reply in self._found:
             accumulates = point.accumulates or self._keeps_no_gradients(reply)
             if is_larger(dataclasses.replace(point, accumulates=accumulates), other):
@@ -29,7 +29,7 @@ class TooLarge:
         return None
 
     def _keeps_no_gradients(self, reply: PointReply) -> bool:
-        """Whether what is live is too much by itself, at a moment without gradients: then it does
+        """True if what is live is too much by itself, at a moment without gradients: then it does
         not matter whether these are kept for a next micro-step."""
         return reply.peak_allocated_bytes > self._limit and not reply.parts.get(GRADIENTS)
 
@@ -41,7 +41,7 @@ def sizes(point: Point) -> tuple[int, int]:
 
 
 def is_larger(point: Point, other: Point) -> bool:
-    """Whether a point differs from another one only in that it trains or generates more at once."""
+    """True if a point differs from another one only in that it trains or generates more at once."""
     sizes, others = Rollout(**point.batching), Rollout(**other.batching)
     alike = dataclasses.replace(
         sizes,

@@ -84,8 +84,8 @@ class Traces:
             )
 
     def _added_work(self, first: list[Work], second: list[Work]) -> list[Work]:
-        """What a micro-step does to add its gradients to those that are there, if that was not
-        traced."""
+        """Return what a micro-step does to add its gradients to those that are there, if that was
+        not traced."""
         if self._accumulation is None:
             return []
         return list((Counter(second) - Counter(first)).elements())
@@ -95,11 +95,11 @@ class Traces:
         return list(self._steps)
 
     def first_step(self) -> list[Event]:
-        """The events of the first shape that was traced."""
+        """Return the events of the first shape that was traced."""
         return next(iter(self._steps.values())).events
 
     def shape(self, key: tuple[int, int, bool]) -> Shape:
-        """A traced micro-batch."""
+        """Return a traced micro-batch."""
         return self._steps[key]
 
     def record(
@@ -112,7 +112,7 @@ class Traces:
         optimizer: "Traces | None" = None,
         first_shares: Sequence[float] = (),
     ) -> list[Event]:
-        """All events of a run whose micro-batches have this size, from the shapes of `keys`.
+        """Return all events of a run whose micro-batches have this size, from the shapes of `keys`.
 
         Args:
             optimizer: traces whose optimizer is to take the place of this one's.
@@ -141,7 +141,7 @@ class Traces:
     def work(
         self, keys: list[tuple[int, int, bool]], size: int, chunks: int
     ) -> list[tuple[Work, int]]:
-        """The work of one micro-step of the whole model."""
+        """Return the work of one micro-step of the whole model."""
         family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
         return list(family.work(size, chunks, self.traced_layers, self._layers()).items())
 
@@ -154,7 +154,8 @@ class Traces:
         return self.request.layers if self.traced_layers else 0
 
     def _traced(self, steps: list[MicroBatch], layers: int | None, *, later: int) -> TraceReply:
-        """A trace with two micro-steps in its first optimizer step, `later` in each other one."""
+        """Return a trace with two micro-steps in its first optimizer step, `later` in each other
+        one."""
         trace_request = TraceRequest(
             method=self.request.method,
             config=self.request.config,
@@ -169,7 +170,7 @@ class Traces:
 
 
 def gradient_bytes(events: list[Event]) -> int:
-    """Bytes of all gradients that a record holds."""
+    """Return bytes of all gradients that a record holds."""
     sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
     gradients = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
     return sum(sizes.get(key, 0) for key in gradients)

@@ -8,7 +8,7 @@ from autotune.estimate.records.events import VLLM
 
 
 def with_vllm(fields: dict[str, Any], point: Point, resident: int) -> dict[str, Any]:
-    """Fields of a reply, with what vLLM has of the device at the peak of both.
+    """Return fields of a reply, with what vLLM has of the device at the peak of both.
 
     Args:
         resident: bytes of the training that are live when a generation begins.

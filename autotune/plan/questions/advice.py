@@ -60,7 +60,8 @@ def advise_in_run(
     server: ChildServer,
     tried: Collection[str],
 ) -> Advice:
-    """The shortest lists for a job of which probes found that it does not fit in `limit` bytes.
+    """Return the shortest lists for a job of which probes found that it does not fit in `limit`
+    bytes.
 
     Args:
         tried: single changes, by their texts, that probes found not to be enough.

@@ -74,8 +74,8 @@ class Change:
 
 
 def changed_fields(before: Job, after: Job) -> dict[str, Any]:
-    """The fields of a job file that differ, with their values afterwards; of `devices` its parts;
-    None: the field is left out."""
+    """Return the fields of a job file that differ, with their values afterwards; of `devices` its
+    parts; None: the field is left out."""
     was, now = before.model_dump(), after.model_dump()
     fields = {name: value for name, value in now.items() if value != was[name]}
     if "devices" in fields:
@@ -95,7 +95,7 @@ class TriedChange:
 
 
 def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Changes that lower memory, those that leave the learning as it is first."""
+    """Yield changes that lower memory, those that leave the learning as it is first."""
     for knob, value in _leaner_speed_knobs(job, nearest):
         # The accumulation follows from the micro-batch: it cannot stay pinned beside another one.
         replaced = {MICRO_BATCH, ACCUMULATION} if knob == MICRO_BATCH else {knob}
@@ -137,7 +137,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _lighter_optimizers(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Where many weights are trained, for which Adam keeps two moments each."""
+    """Yield where many weights are trained, for which Adam keeps two moments each."""
     if job.tuning != "full" and not METHODS[job.method].value_model:
         return
     optimizers = {
@@ -151,7 +151,7 @@ def _lighter_optimizers(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Half and a quarter of what is generated."""
+    """Yield half and a quarter of what is generated."""
     knob = METHODS[job.method].completion
     length = nearest.values.get(knob)
     for part in (2, 4):
@@ -160,7 +160,7 @@ def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Half as many that are kept at once: of an update, or of a prompt."""
+    """Yield half as many that are kept at once: of an update, or of a prompt."""
     batch, group = job.global_batch_size, nearest.values.get(GROUP)
     halves = isinstance(batch, int) and batch % (2 * max(process_counts(job))) == 0
     if METHODS[job.method].value_model and isinstance(batch, int) and halves:
@@ -206,8 +206,8 @@ def offloading(job: Job, device_kind: str) -> Iterator[Change]:
 
 
 def more_devices(job: Job) -> Iterator[Change]:
-    """Larger numbers of devices that keep the batch exact. Where completions are generated, each
-    then keeps fewer of them, and one number is looked at: the next. Elsewhere ZeRO-3 divides
+    """Yield larger numbers of devices that keep the batch exact. Where completions are generated,
+    each then keeps fewer of them, and one number is looked at: the next. Elsewhere ZeRO-3 divides
     weights, gradients and the optimizer among them."""
     batch, now = job.global_batch_size, job.devices.count
     if not isinstance(batch, int) or NUM_PROCESSES in job.fixed or job.devices.nodes > 1:
@@ -267,7 +267,7 @@ def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
 
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:
-    """Pinned speed knobs and the value that takes less memory."""
+    """Yield pinned speed knobs and the value that takes less memory."""
     leaner = {"gradient_checkpointing": True, "loss_type": "chunked_nll", MICRO_BATCH: 1}
     for knob, value in leaner.items():
         pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)

@@ -42,12 +42,12 @@ class Tried:
 
     @property
     def safe(self) -> bool:
-        """Whether some candidate hardly ever runs out of memory."""
+        """True if some candidate hardly ever runs out of memory."""
         return self.plan is not None and any(map(is_safe, self.plan.estimates.values()))
 
     @property
     def fits(self) -> bool:
-        """Whether some candidate more likely fits than not."""
+        """True if some candidate more likely fits than not."""
         return self.plan is not None and any(
             estimate.fits for estimate in self.plan.estimates.values()
         )
@@ -94,7 +94,7 @@ def fewest(
 
 
 def served(job: Job) -> bool:
-    """Whether a vLLM server needs one of the devices for itself."""
+    """True if a vLLM server needs one of the devices for itself."""
     two = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
     return shares_with_server(two)
 
@@ -134,8 +134,8 @@ def _tried(
 
 
 def _only_dividing(job: Job) -> tuple[str, ...]:
-    """Knobs of a job that only divide a training; none where it is to offload, which one device
-    does as well."""
+    """Return knobs of a job that only divide a training; none where it is to offload, which one
+    device does as well."""
     requested = {**job.fixed, **job.recipe}
     offloads = [requested.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
     if any(offload not in (None, "none", ["none"]) for offload in offloads):

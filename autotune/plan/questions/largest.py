@@ -112,7 +112,7 @@ class LargestSearch:
         self._known: dict[int, Estimate] = {}
 
     def _starts(self) -> list[int]:
-        """Values to try first: no rows longer than the model has positions for."""
+        """Return values to try first: no rows longer than the model has positions for."""
         starts, longest = list(STARTS[self._knob]), self._estimator.facts.model.max_positions
         if self._knob == MICRO_BATCH or longest is None:
             return starts
@@ -163,7 +163,8 @@ class LargestSearch:
         return value, too_large
 
     def _between(self, value: int, too_large: int) -> int:
-        """Where the limit should be met; at times the middle, so that the gap surely closes."""
+        """Return where the limit should be met; at times the middle, so that the gap surely
+        closes."""
         step, share = STEP[self._knob], 0.5
         self._guesses += 1
         if value and self._guesses % 3:
@@ -186,7 +187,8 @@ class LargestSearch:
         ]
 
     def _of_length(self) -> Facts:
-        """Rows as long as the length that is tried: the data must not decide what could fit."""
+        """Return rows as long as the length that is tried: the data must not decide what could
+        fit."""
         facts = self._estimator.facts
         if self._knob != "max_length":
             return facts

@@ -16,14 +16,15 @@ LITTLE_TO_MEMORY = (
 
 
 def leanest(space: SearchSpace) -> Candidate:
-    """The candidate that should take least."""
+    """Return the candidate that should take least."""
     return min(space.candidates, key=expected_leanness)
 
 
 def decisive(space: SearchSpace) -> list[Candidate]:
-    """The leanest candidate that offloads nothing where it need not, and those that differ from it
-    only in micro-batch, checkpointing and other things that decide about memory. Where the training
-    is spread, it is spread as that candidate is: each sharding would be a trace of its own."""
+    """Return the leanest candidate that offloads nothing where it need not, and those that differ
+    from it only in micro-batch, checkpointing and other things that decide about memory. Where the
+    training is spread, it is spread as that candidate is: each sharding would be a trace of its
+    own."""
     kept = [one for one in space.candidates if not offloads(one)] or list(space.candidates)
     lean = min(kept, key=expected_leanness)
     sharding = sharding_of(lean.values, 2)
@@ -48,5 +49,5 @@ def leanest_of_each_kind(ordered: Sequence[Candidate]) -> list[Candidate]:
 
 
 def offloads(candidate: Candidate) -> bool:
-    """Whether a candidate keeps a part of the training on the host."""
+    """True if a candidate keeps a part of the training on the host."""
     return sharding_of(candidate.values, 2).offloads

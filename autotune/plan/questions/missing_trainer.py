@@ -25,7 +25,7 @@ def refuse_missing(job: Job, *, device: str | None, figures: bool) -> None:
 
 
 def ways_out(job: Job, *, device: str | None, figures: bool) -> str:
-    """The hint: pin TRL, or train by another method.
+    """Return the hint: pin TRL, or train by another method.
 
     Args:
         device: a kind of device to plan for; None: this machine's.

@@ -18,7 +18,8 @@ _OF_PPO = {ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, "num_ppo_epochs", "copy_refere
 
 
 def in_place_of_ppo(job: Job, method: str) -> Job | None:
-    """A job of PPO by `method`, with responses as long, as many in a batch, and the same rewards.
+    """Return a job of PPO by `method`, with responses as long, as many in a batch, and the same
+    rewards.
 
     Args:
         method: `rloo` or `grpo`.
@@ -50,11 +51,11 @@ def in_place_of_ppo(job: Job, method: str) -> Job | None:
 
 
 def _folder(model: str) -> str:
-    """A model as a reward model is named: the folder of a bare config."""
+    """Return a model as a reward model is named: the folder of a bare config."""
     return str(PurePath(model).parent) if model.endswith(".json") else model
 
 
 def _known(training: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """The training fields that the other trainer has, and does what they say."""
+    """Return the training fields that the other trainer has, and does what they say."""
     fields = training_fields(method) - METHODS[method].refusals.keys()
     return {name: value for name, value in training.items() if name in fields}

@@ -27,7 +27,7 @@ class Proposal:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the job has a space."""
+        """True if the job has a space."""
         return bool(self.candidates)
 
     @property
@@ -59,7 +59,7 @@ class Proposal:
 
 
 def smallest_of_each_field(proposals: Sequence[Proposal]) -> Iterator[Proposal]:
-    """The first possible one of the lists that differ only in how much they change the last
+    """Yield the first possible one of the lists that differ only in how much they change the last
     field."""
     places: set[object] = set()
     for proposal in proposals:

@@ -57,16 +57,17 @@ class ProposalEstimates:
 
     @property
     def is_by_formula(self) -> bool:
-        """Whether no engine is traced."""
+        """True if no engine is traced."""
         return self._effort == BY_FORMULA
 
     def of_job(self, candidate: Candidate) -> Estimate:
-        """The estimate of a candidate of the job as it is."""
+        """Return the estimate of a candidate of the job as it is."""
         return self._with(self._job).estimates([candidate])[candidate.key]
 
     def of_lists(self, proposals: Sequence[Proposal]) -> list[dict[str, Estimate]]:
-        """Estimates of the candidates of each list, by their keys, all traces of a stage beside
-        each other: the leanest first, with all the others where the closed form says it fits."""
+        """Return estimates of the candidates of each list, by their keys, all traces of a stage
+        beside each other: the leanest first, with all the others where the closed form says it
+        fits."""
         each_is_a_trace = METHODS[self._job.method].online or self._facts.device.kind == "cpu"
         bisects = self.is_by_formula and each_is_a_trace
         firsts = [
@@ -89,7 +90,7 @@ class ProposalEstimates:
         return known
 
     def _should_fit(self, proposal: Proposal) -> bool:
-        """Whether the leanest candidate of a list fits by the closed form, which knows nothing of
+        """True if the leanest candidate of a list fits by the closed form, which knows nothing of
         what is divided among devices: such a list is made because that should be enough."""
         job = proposal.job
         if sharding_of(proposal.candidates[0].values, job.devices.total).zero_stage:
@@ -101,8 +102,8 @@ class ProposalEstimates:
     def _bisected(
         self, proposals: Sequence[Proposal], known: list[dict[str, Estimate]]
     ) -> list[dict[str, Estimate]]:
-        """Estimates as few as find the largest micro-batch of each list that is safe, where each
-        is a trace of its own.
+        """Return estimates as few as find the largest micro-batch of each list that is safe, where
+        each is a trace of its own.
 
         Args:
             known: of the leanest candidate of each.
@@ -123,8 +124,8 @@ class ProposalEstimates:
     def _together(
         self, groups: Sequence[tuple[Job, Sequence[Candidate]]]
     ) -> list[dict[str, Estimate]]:
-        """Estimates of candidates of several jobs, by their keys. With the first of them comes the
-        speed of the job as it is."""
+        """Return estimates of candidates of several jobs, by their keys. With the first of them
+        comes the speed of the job as it is."""
         pairs = [(self._with(job), candidates) for job, candidates in groups]
         largest, self._largest = self._largest, None
         if largest is not None:
@@ -160,5 +161,5 @@ class ProposalEstimates:
 
 
 def _is_hopeless(proposal: Proposal, known: Mapping[str, Estimate]) -> bool:
-    """Whether the leanest candidate of a list does not fit, so that no other need be looked at."""
+    """True if the leanest candidate of a list does not fit, so that no other need be looked at."""
     return known[proposal.candidates[0].key].p_oom >= RULED_OUT

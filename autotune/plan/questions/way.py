@@ -33,7 +33,7 @@ class Way:
 
     @property
     def learns_the_same(self) -> bool:
-        """Whether no change touches what is learned."""
+        """True if no change touches what is learned."""
         return all(change.kind == "speed" for change in self.changes)
 
 
@@ -61,7 +61,7 @@ class Advice:
 
     @property
     def safe(self) -> bool:
-        """Whether the job hardly ever runs out of memory as it is: there is nothing to change."""
+        """True if the job hardly ever runs out of memory as it is: there is nothing to change."""
         return self.fits and is_safe(self.estimate)
 
 
@@ -71,10 +71,10 @@ def price(way: Way) -> tuple[int, bool, float]:
 
 
 def is_checked(estimate: Estimate) -> bool:
-    """Whether a candidate is safe, and a trace says so."""
+    """True if a candidate is safe, and a trace says so."""
     return is_safe(estimate) and estimate.method != CLOSED_FORM
 
 
 def preference(estimate: Estimate) -> tuple[float, bool, int]:
-    """The fastest is the best; then what was traced as it is; then the leanest."""
+    """Return the fastest is the best; then what was traced as it is; then the leanest."""
     return estimate.tokens_per_s or 0.0, estimate.traced, -estimate.peak_memory_bytes

@@ -69,7 +69,7 @@ class Advisor:
     def advice(
         self, space: SearchSpace, *, seen_to_fail: bool = False, briefly: bool = False
     ) -> Advice:
-        """The ways out of a job whose space this is.
+        """Return the ways out of a job whose space this is.
 
         Args:
             briefly: the shortest ways alone, of as many lists as a plan looks at.
@@ -89,7 +89,7 @@ class Advisor:
         return self._advice(nearest, estimate, ways, fits=fits)
 
     def shortest(self, estimates: Mapping[str, Estimate], space: SearchSpace) -> Advice:
-        """The shortest ways out of a job of which a plan found that no candidate is safe.
+        """Return the shortest ways out of a job of which a plan found that no candidate is safe.
 
         Args:
             estimates: of all candidates of the space, by their keys.
@@ -120,7 +120,7 @@ class Advisor:
         )
 
     def _levels(self, space: SearchSpace, most: int | None = None) -> Iterator[list[Way]]:
-        """The ways of one change, then of two, then of three.
+        """Yield the ways of one change, then of two, then of three.
 
         Args:
             most: lists of one length that are estimated at most; None: all.
@@ -155,7 +155,7 @@ class Advisor:
         looked_at: set[frozenset[str]],
         fitting: Sequence[frozenset[str]],
     ) -> Iterator[Proposal]:
-        """The lists with one more change."""
+        """Yield the lists with one more change."""
         if not shorter.is_possible:
             return
         changed = {change.field for change in shorter.changes}
@@ -190,7 +190,7 @@ class Advisor:
         return [ways.get(id(p)) for p in wave]
 
     def _may_fit(self, proposal: Proposal) -> bool:
-        """Whether a list is worth a trace."""
+        """True if a list is worth a trace."""
         if self._estimates.is_by_formula and offloads(proposal.candidates[0]):
             return False
         chosen = settings(proposal.job, self._facts, proposal.candidates[0])
@@ -216,7 +216,7 @@ class Advisor:
         )
 
     def _space(self, job: Job) -> SearchSpace | None:
-        """The space of a changed job; None where it has none."""
+        """Return the space of a changed job; None where it has none."""
         try:
             definition = load_definition(job.method, job.search_space)
             return planned_space(definition, job, self._facts)
@@ -225,6 +225,6 @@ class Advisor:
 
 
 def _too_long(fields: set[str]) -> bool:
-    """Whether a list is not looked at: three changes, offloading among them. Each estimate of that
+    """True if a list is not looked at: three changes, offloading among them. Each estimate of that
     is a trace of DeepSpeed, and they would be most of all lists."""
     return OPTIMIZER_OFFLOAD in fields and len(fields) > MOST_WITH_OFFLOADING

@@ -10,7 +10,7 @@ SILENT = "silent_rank.json"
 
 
 def rank_folder(path: Path, rank: int) -> ChildFolder:
-    """The folder of one rank of the probe in `path`."""
+    """Return the folder of one rank of the probe in `path`."""
     return ChildFolder(path=path / f"rank-{rank}")
 
 

@@ -92,7 +92,7 @@ def _start(
 
 
 def _place(rank: int, count: int, listener: socket.socket) -> Place:
-    """The place of rank `rank` of `count` that meet where `listener` is bound."""
+    """Return the place of rank `rank` of `count` that meet where `listener` is bound."""
     return Place(
         rank=rank,
         count=count,
@@ -135,8 +135,8 @@ def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnd
 
 
 def first_of(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEnding:
-    """The failure that the others followed: memory that ran out, whatever the others died of; else
-    a death without a word; else the earliest reply."""
+    """Return the failure that the others followed: memory that ran out, whatever the others died
+    of; else a death without a word; else the earliest reply."""
     memory = ("oom", "host_oom")
     full = [
         ending
@@ -161,7 +161,7 @@ def _ending(rank: int, status: int, folders: list[ChildFolder]) -> RankEnding:
 
 
 def _is_well(ending: RankEnding) -> bool:
-    """Whether a rank trained to its end; it may have ended above its limit."""
+    """True if a rank trained to its end; it may have ended above its limit."""
     return ending.reply is not None and "failure" in ending.reply and not ending.reply["failure"]
 
 

@@ -20,7 +20,8 @@ Reply = Mapping[str, Any]
 
 
 def merged_reply(replies: Sequence[Reply]) -> dict[str, Any]:
-    """One reply for all ranks that ended well: times of the slowest, each peak of whoever has most.
+    """Return one reply for all ranks that ended well: times of the slowest, each peak of whoever
+    has most.
 
     Tokens per second and per step are those of all ranks already, on every rank.
     """
@@ -43,5 +44,5 @@ def _maximum(replies: Sequence[Reply], name: str) -> int | None:
 
 
 def lagging_ranks(steps: Sequence[int]) -> list[int]:
-    """The ranks that have done fewer steps than others; empty: all have done as many."""
+    """Return the ranks that have done fewer steps than others; empty: all have done as many."""
     return [rank for rank, count in enumerate(steps) if count < max(steps, default=0)]

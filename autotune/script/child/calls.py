@@ -33,7 +33,7 @@ def other_trainings() -> list[str]:
 
 
 def _frames_of_script() -> Iterator[FrameType]:
-    """The frames of the script, from the innermost on; not of who runs it."""
+    """Yield the frames of the script, from the innermost on; not of who runs it."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = str(Path(frame.f_code.co_filename).resolve())
@@ -66,7 +66,7 @@ def _again(frame: FrameType) -> Iterator[str]:
 
 
 def _scope(tree: ast.Module, code: CodeType) -> Scope:
-    """The function of a frame; the module itself where it is none."""
+    """Return the function of a frame; the module itself where it is none."""
     for node in ast.walk(tree):
         first = min((d.lineno for d in getattr(node, "decorator_list", [])), default=None)
         if (
@@ -79,8 +79,8 @@ def _scope(tree: ast.Module, code: CodeType) -> Scope:
 
 
 def _nodes(scope: Scope, line: int = 0) -> Iterator[ast.AST]:
-    """What a function runs itself: what other functions hold is theirs. Where it is at `line`, the
-    other branches of its conditions are not run any more."""
+    """Yield what a function runs itself: what other functions hold is theirs. Where it is at
+    `line`, the other branches of its conditions are not run any more."""
     waiting: list[ast.AST] = list(scope.body)
     while waiting:
         node = waiting.pop(0)
@@ -103,13 +103,13 @@ def _place(node: ast.expr) -> tuple[int | None, ...]:
 
 
 def _current_place(frame: FrameType) -> tuple[int | None, ...]:
-    """Where the call stands that a frame waits for."""
+    """Return where the call stands that a frame waits for."""
     places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     return next(places)
 
 
 def _is_training(call: ast.Call, scope: Scope) -> bool:
-    """Whether a call is `train()` of what is called a trainer, or was made by what is."""
+    """True if a call is `train()` of what is called a trainer, or was made by what is."""
     function = call.func
     if not (isinstance(function, ast.Attribute) and function.attr == "train"):
         return False

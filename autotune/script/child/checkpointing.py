@@ -7,7 +7,7 @@ CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 
 
 def checkpointing_of(model: Any) -> bool | None:
-    """Whether a model checkpoints; None: it does not say."""
+    """Return whether a model checkpoints; None: it does not say."""
     values = [getattr(model, f"is_{name}", None) for name in CHECKPOINTING]
     flags = [value for value in values if isinstance(value, bool)]
     return flags[0] if flags else None

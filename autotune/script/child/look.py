@@ -15,7 +15,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def look_at(trainer: Any, watch: Any) -> Look:
-    """What is seen of a trainer; `watch` knows what the script did before."""
+    """Return what is seen of a trainer; `watch` knows what the script did before."""
     args, model = trainer.args, trainer.model
     rows = row_lengths(trainer.train_dataset)
     parameters = list(model.parameters())
@@ -94,12 +94,12 @@ def _is_of_library(function: Any) -> bool:
 
 
 def _checkpoints_by_itself(trainer: Any) -> bool:
-    """Whether the script has switched checkpointing on, and its arguments say nothing of it."""
+    """True if the script has switched checkpointing on, and its arguments say nothing of it."""
     return bool(checkpointing_of(trainer.model)) and not trainer.args.gradient_checkpointing
 
 
 def _plain_fields(args: Any) -> dict[str, Any]:
-    """Fields that are plain values; an enumeration by its value."""
+    """Return fields that are plain values; an enumeration by its value."""
     values = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(args)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     return {name: v for name, v in values.items() if isinstance(v, PLAIN) and "token" not in name}

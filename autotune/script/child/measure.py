@@ -71,7 +71,7 @@ class ScriptMeter(StepMeter):
 
 
 def measured(trainer: Any, train: Callable[[], Any], watch: Any) -> Measurement:
-    """The measurement of a trainer's steps; it may have taken too much.
+    """Return the measurement of a trainer's steps; it may have taken too much.
 
     Raises:
         Unsupported: the script sets a field of the candidate itself.
@@ -160,7 +160,7 @@ def _train_rows(
 
 
 def figures_of(meter: Any, plan: Any, micro_steps: int) -> dict[str, Any]:
-    """What a meter saw besides the speed, as fields of a measurement."""
+    """Return what a meter saw besides the speed, as fields of a measurement."""
     return {
         "last_loss": meter.last_loss,
         "gradient_norm": meter.gradient_norm,

@@ -20,7 +20,7 @@ PROMPTS = 1000
 def train_rollouts(
     trainer: Any, train: Callable[[], Any], watch: Any, ranks: Ranks, progress: Progress
 ) -> tuple[dict[str, Any], Any]:
-    """A few cycles of generation and update: fields of a measurement, and the speed.
+    """Return a few cycles of generation and update: fields of a measurement, and the speed.
 
     Raises:
         Unsupported: the prompts are a stream.

@@ -41,7 +41,7 @@ class RowLengths:
 
 
 def row_lengths(dataset: Any) -> RowLengths | None:
-    """How long the rows of a data set are, as its trainer has it; None: a stream."""
+    """Return how long the rows of a data set are, as its trainer has it; None: a stream."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return None
     count = len(dataset)
@@ -64,7 +64,7 @@ def row_lengths(dataset: Any) -> RowLengths | None:
 
 
 def _size(row: Any) -> int | None:
-    """Tokens of a row; None where it holds none."""
+    """Return tokens of a row; None where it holds none."""
     if not hasattr(row, "keys"):
         return None
     names = [name for name in row if name == "input_ids"] or [n for n in row if n.endswith("_ids")]
@@ -134,7 +134,7 @@ class RowPlan:
         self.expected, self.expected_timed, self.epoch = [], [], None
 
     def _scale(self, part: int) -> float:
-        """Tokens for each unit of length, as seen."""
+        """Return tokens for each unit of length, as seen."""
         expected = sum(self.expected_timed[n][part] for n in self._seen)
         return sum(size[part] for size in self._seen.values()) / max(expected, 1)
 
@@ -155,7 +155,7 @@ class RowPlan:
 def row_plan(
     rows: RowLengths | None, count: int, size: int, *, global_batch: int, grouped: bool, seed: int
 ) -> RowPlan:
-    """The micro-batches of one probe.
+    """Return the micro-batches of one probe.
 
     Args:
         rows: None: a stream, whose rows come as they come.

@@ -49,7 +49,7 @@ class Hook:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The module as everybody else finds it, with an action after it was executed."""
+        """Return the module as everybody else finds it, with an action after it was executed."""
         action = self._actions.get(name)
         if action is None or name in self._searching:
             return None

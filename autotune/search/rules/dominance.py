@@ -57,7 +57,7 @@ Rule = Callable[[Candidate, Record, int | None], str | None]
 def takes_no_less_than_one_that_ran_out(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """An out-of-memory rules out whatever takes no less memory in every knob.
+    """Return an out-of-memory rules out whatever takes no less memory in every knob.
 
     One step of accumulation is leaner than several, because no gradients are held during its
     backward pass; so it is only ruled out by one that had a single step too.
@@ -81,8 +81,9 @@ def takes_no_less_than_one_that_ran_out(
 def keeps_no_less_on_the_host(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Where the host's memory ran out, a larger micro-batch of the same candidate is no way out:
-    what is offloaded is as large or larger. Other knobs may move memory to the host or off it."""
+    """Return where the host's memory ran out, a larger micro-batch of the same candidate is no way
+    out: what is offloaded is as large or larger. Other knobs may move memory to the host or off
+    it."""
     measurement = record.measurement
     assert measurement is not None
     if measurement.outcome != "host_oom" or candidate.micro_batch < record.candidate.micro_batch:
@@ -93,7 +94,7 @@ def keeps_no_less_on_the_host(
 
 
 def _is_little(name: str, candidate: Candidate, larger: Candidate) -> bool:
-    """Whether a larger micro-batch outweighs what a knob of another value may save."""
+    """True if a larger micro-batch outweighs what a knob of another value may save."""
     if name == "optim":
         return (candidate[name], larger.values.get(name)) == (PLAIN, FUSED)
     return name in LITTLE
@@ -111,7 +112,7 @@ def _no_less(name: str, candidate: Candidate, larger: Candidate) -> bool:
 def saves_memory_that_is_there(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Where a candidate fits, the same one that saves memory at the cost of work is slower.
+    """Return where a candidate fits, the same one that saves memory at the cost of work is slower.
 
     Known exceptions: 3 of 88 pairs of a recorded CPU grid were 1 to 3% faster with checkpointing
     (large micro-batches; the readings have 5% of noise), none of them among the fastest.
@@ -134,7 +135,7 @@ def saves_memory_that_is_there(
 def needs_what_is_not_installed(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """An optimizer whose package is missing is missing whatever goes with it."""
+    """Return an optimizer whose package is missing is missing whatever goes with it."""
     measurement = record.measurement
     assert measurement is not None
     missing = (measurement.failure or {}).get("type") in ("ImportError", "ModuleNotFoundError")
@@ -149,7 +150,8 @@ def needs_what_is_not_installed(
 def has_what_was_refused(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """A refusal that is due to some knobs holds for all candidates that have these values."""
+    """Return a refusal that is due to some knobs holds for all candidates that have these
+    values."""
     measurement = record.measurement
     assert measurement is not None
     names = (measurement.failure or {}).get("knobs")
@@ -193,7 +195,7 @@ def dominated(
     allowed_bytes: int | None,
     speeds: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
-    """Keys of candidates that need no probe, each with the first reason that was found.
+    """Return keys of candidates that need no probe, each with the first reason that was found.
 
     Args:
         records: all probes; those that say nothing are passed over.

@@ -32,7 +32,7 @@ def divides_more_than_it_must(
     allowed_bytes: int | None,
     speeds: Mapping[str, float],
 ) -> str | None:
-    """Why the probe of `record` makes one of `candidate` pointless; None: it does not.
+    """Return why the probe of `record` makes one of `candidate` pointless; None: it does not.
 
     Args:
         speeds: expected tokens per second of candidates, by their keys.
@@ -59,7 +59,7 @@ def divides_more_than_it_must(
 
 
 def saves_more(first: Sharding, second: Sharding) -> bool:
-    """Whether `first` divides and offloads all that `second` does, and more. ZeRO and FSDP are
+    """True if `first` divides and offloads all that `second` does, and more. ZeRO and FSDP are
     different programs: each is compared with its own kind and with plain copies."""
     kinds = {first.distributed_type, second.distributed_type} - {*DATA_PARALLEL, NONE}
     if len(kinds) != 1 or not kinds <= {DEEPSPEED, FSDP}:
@@ -69,8 +69,8 @@ def saves_more(first: Sharding, second: Sharding) -> bool:
 
 
 def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
-    """How much is divided, how far away the optimizer and the weights are kept, and among how many
-    processes weights are held once more: the more the less, and none least of all."""
+    """Return how much is divided, how far away the optimizer and the weights are kept, and among
+    how many processes weights are held once more: the more the less, and none least of all."""
     stage = sharding.zero_stage
     if sharding.distributed_type == FSDP:
         stage = 3 if sharding.fsdp_reshard_after_forward else 2

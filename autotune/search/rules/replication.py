@@ -15,7 +15,7 @@ CERTAIN = 2.0
 
 
 def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
-    """The fastest and those that may be as fast; empty where the order is certain.
+    """Return the fastest and those that may be as fast; empty where the order is certain.
 
     Args:
         ranked: the fastest first.
@@ -35,7 +35,7 @@ def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
 
 
 def lag(first: Ranked, rival: Ranked) -> float:
-    """How much `rival` is slower (logarithm; about: relative)."""
+    """Return how much `rival` is slower (logarithm; about: relative)."""
     return math.log(first.tokens_per_s / rival.tokens_per_s)
 
 
@@ -45,14 +45,15 @@ def error_of_lag(first: Ranked, rival: Ranked, sd: float) -> float:
 
 
 def _error(ranked: Ranked, sd: float) -> float:
-    """The relative error of a speed: known for a mean of several probes, wider for a single one."""
+    """Return the relative error of a speed: known for a mean of several probes, wider for a single
+    one."""
     if ranked.readings > 1:
         return (ranked.measurement.relative_uncertainty or 0.0) / SD_95
     return error(ranked.measurement, sd)
 
 
 def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
-    """Relative speed that is lost if the order stays as it is: what a round can win at most.
+    """Return relative speed that is lost if the order stays as it is: what a round can win at most.
 
     The expected improvement of the likeliest rival over the first, by what is known now.
     """

@@ -26,13 +26,13 @@ class Outlook:
 
     @property
     def worth_it(self) -> bool:
-        """Whether the next probe is expected to save more than it costs."""
+        """True if the next probe is expected to save more than it costs."""
         if self.job_s is None:
             return self.gain > LEAST_GAIN
         return self.gain * self.job_s > self.cost_s
 
     def sentence(self) -> str:
-        """Why the next probe is not worth its time."""
+        """Return why the next probe is not worth its time."""
         if self.job_s is None:
             return f"no candidate is expected to be more than {100 * LEAST_GAIN:.0f}% faster"
         return (
@@ -50,7 +50,7 @@ def stop_reason(
     outlook: Outlook | None = None,
     no_time: str | None = None,
 ) -> str | None:
-    """Why no further probe is started; None while the search goes on.
+    """Return why no further probe is started; None while the search goes on.
 
     Args:
         probes: how many there were.

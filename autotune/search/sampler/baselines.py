@@ -71,13 +71,13 @@ class FeasibleSampler(BesideCandidates):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All free knobs, always: a candidate is chosen as a whole."""
+        """Return all free knobs, always: a candidate is chosen as a whole."""
         return self._distributions
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next candidate."""
+        """Return the parameters of the next candidate."""
         if FIXED in trial.system_attrs:
             return {}  # a trial that was enqueued has its parameters
         trials = study.get_trials(deepcopy=False)
@@ -116,5 +116,5 @@ class FeasibleSampler(BesideCandidates):
 
 
 def _counts(trial: FrozenTrial) -> bool:
-    """Whether a trial says something of its candidate (an interrupted or busy one does not)."""
+    """True if a trial says something of its candidate (an interrupted or busy one does not)."""
     return trial.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

@@ -68,7 +68,7 @@ class Beliefs:
     best: float | None
 
     def improvement(self) -> Array:
-        """Expected gain in the logarithm of the speed over the best, by running and fitting.
+        """Return expected gain in the logarithm of the speed over the best, by running and fitting.
 
         Before anything fits: the expected speed itself, relative to the fastest expected.
         """
@@ -113,7 +113,7 @@ class Believer:
         self._without_estimate = np.array([point.value is None for point in peaks])
 
     def beliefs(self, trials: Sequence[TrialReading]) -> Beliefs:
-        """The beliefs about all candidates after these trials."""
+        """Return the beliefs about all candidates after these trials."""
         readings = [
             (t.index, t.log_speed, max(STOPPED_NOISE if t.stopped else NOISE, t.noise))
             for t in trials
@@ -133,7 +133,7 @@ class Believer:
         )
 
     def _is_against(self, trial: TrialReading) -> bool:
-        """Whether it says that the candidate may not be recommended, whatever others say of it."""
+        """True if it says that the candidate may not be recommended, whatever others say of it."""
         if trial.failed or trial.at_least:
             return True
         if self._allowed_bytes is None or trial.peak_bytes is None:
@@ -167,7 +167,8 @@ class Believer:
         return fits, np.where((room < -5) & ~unknown, room, 0.0)
 
     def _fits_as_its_like(self, trials: Sequence[TrialReading]) -> Array:
-        """How often candidates fit that are like each one, the more alike the more they count."""
+        """Return how often candidates fit that are like each one, the more alike the more they
+        count."""
         fitted = np.full(len(self._params), UNKNOWN_FITS * PRIOR_PROBES)
         seen = np.full(len(self._params), PRIOR_PROBES)
         for trial in trials:
@@ -178,8 +179,8 @@ class Believer:
         return np.asarray(fitted / seen)
 
     def _runs(self, trials: Sequence[TrialReading]) -> Array:
-        """A candidate runs as often as the knob value of its that failed most: a value that was
-        only ever seen to fail is doubted, one that ran with other values is not."""
+        """Return a candidate runs as often as the knob value of its that failed most: a value that
+        was only ever seen to fail is doubted, one that ran with other values is not."""
         failing_params = [self._params[trial.index] for trial in trials if trial.failed]
         if not failing_params:
             return np.ones(len(self._params))
@@ -195,7 +196,7 @@ def _speed_point(params: Params, expected: Expected) -> Point:
 
 
 def _memory_point(params: Params, expected: Expected, residual: Residual) -> Point:
-    """A process's peak is what tensors take and what lies beside them: both may be off."""
+    """Return a process's peak is what tensors take and what lies beside them: both may be off."""
     own_sigma = residual.relative_sigma
     if expected.peak_bytes is None:
         return Point(params=params, value=None, shares=(), own_sigma=own_sigma)
@@ -208,7 +209,7 @@ def _memory_point(params: Params, expected: Expected, residual: Residual) -> Poi
 
 
 def memory_scales(residual: Residual) -> Scales:
-    """What is assumed of memory estimates, as scales of their errors."""
+    """Return what is assumed of memory estimates, as scales of their errors."""
     offset_sigma = residual.sigma_bytes / residual.offset_bytes if residual.offset_bytes else 0.0
     return Scales(
         shared=0.0, terms=(residual.bias_sigma, offset_sigma), knob=residual.relative_sigma / 2
@@ -228,6 +229,7 @@ def _least_chance(
 
 
 def best_new(beliefs: Beliefs, new: Sequence[int]) -> int:
-    """The candidate that promises most; of equals the likeliest to fit, of those the first."""
+    """Return the candidate that promises most; of equals the likeliest to fit, of those the
+    first."""
     gain = beliefs.improvement()
     return min(new, key=lambda n: (-float(gain[n]), -float(beliefs.order_of_fit[n]), n))

@@ -58,17 +58,17 @@ class Reading:
 
 
 def key_of(params: Params) -> tuple[tuple[str, str], ...]:
-    """A key of parameters: equal parameters have equal keys."""
+    """Return a key of parameters: equal parameters have equal keys."""
     return tuple(sorted((name, _label(value)) for name, value in params.items()))
 
 
 def _label(value: Any) -> str:
-    """The label of a value; equal numbers have the same."""
+    """Return the label of a value; equal numbers have the same."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(float(value))
     return repr(value)
 
 
 def names_of(all_params: Sequence[Params]) -> list[str]:
-    """Every name in any of them, in order."""
+    """Return every name in any of them, in order."""
     return sorted({name for params in all_params for name in params})

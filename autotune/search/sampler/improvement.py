@@ -4,12 +4,12 @@ import math
 
 
 def normal(z: float) -> float:
-    """Probability that a standard normal value is below `z`."""
+    """Return probability that a standard normal value is below `z`."""
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
 def expected_gain(lead: float, sd: float) -> float:
-    """How far a normal value is expected to come out above 0, where below counts as 0.
+    """Return how far a normal value is expected to come out above 0, where below counts as 0.
 
     Args:
         lead: its mean.

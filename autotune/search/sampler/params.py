@@ -19,12 +19,12 @@ Sampler = EstimateGuidedSampler | FeasibleSampler
 
 
 def choice(value: Any) -> Any:
-    """A knob's value as Optuna stores it."""
+    """Return a knob's value as Optuna stores it."""
     return value_label(value) if isinstance(value, list) else value
 
 
 def params_of(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
-    """The free knobs of a candidate."""
+    """Return the free knobs of a candidate."""
     return {knob.name: choice(candidate[knob.name]) for knob in space.free_knobs}
 
 
@@ -37,7 +37,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 
 def expected_of(estimate: Estimate | None) -> Expected:
-    """What an estimate tells a sampler."""
+    """Return what an estimate tells a sampler."""
     if estimate is None:
         return NOTHING_KNOWN
     shares: tuple[float, ...] = ()
@@ -63,7 +63,7 @@ def guided_sampler(
     history: Sequence[Reading] = (),
     seed: int = 0,
 ) -> EstimateGuidedSampler:
-    """Our sampler over a bound space, with its estimates by the candidates' keys."""
+    """Return our sampler over a bound space, with its estimates by the candidates' keys."""
     # Of candidates that promise the same, the stack's defaults come first.
     default = space.default().key
     candidates = sorted(space.candidates, key=lambda candidate: candidate.key != default)
@@ -81,7 +81,7 @@ def guided_sampler(
 def compared_sampler(
     name: str, space: SearchSpace, opening: Sequence[Candidate], seed: int
 ) -> FeasibleSampler:
-    """A sampler of Optuna's over a bound space; it knows no estimates."""
+    """Return a sampler of Optuna's over a bound space; it knows no estimates."""
 
     def params(candidates: Sequence[Candidate]) -> list[Params]:
         return [params_of(space, candidate) for candidate in candidates]

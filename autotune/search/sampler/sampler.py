@@ -61,7 +61,7 @@ class BesideCandidates(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A parameter outside the candidates."""
+        """Return a parameter outside the candidates."""
         return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
@@ -122,11 +122,12 @@ class EstimateGuidedSampler(BesideCandidates):
         self._out_indices = {self._index[key_of(p)] for p in params}
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
-        """What the trials of `study` say of all candidates."""
+        """Return what the trials of `study` say of all candidates."""
         return self._believer.beliefs(self._readings(study))
 
     def gain(self, study: optuna.Study) -> float:
-        """Expected improvement (logarithm of the speed) of the next proposal; 0: none is left."""
+        """Return expected improvement (logarithm of the speed) of the next proposal; 0: none is
+        left."""
         new = self._new(study)
         beliefs = self.beliefs(study)
         return float(beliefs.improvement()[new].max()) if new else 0.0
@@ -141,7 +142,7 @@ class EstimateGuidedSampler(BesideCandidates):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All parameters of a candidate: it is chosen as a whole."""
+        """Return all parameters of a candidate: it is chosen as a whole."""
         if self._candidates:
             return dict(self._distributions)
         return self._fallback.infer_relative_search_space(study, trial)
@@ -149,7 +150,7 @@ class EstimateGuidedSampler(BesideCandidates):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next candidate.
+        """Return the parameters of the next candidate.
 
         Raises:
             RuntimeError: every candidate has been proposed.
@@ -193,7 +194,7 @@ class EstimateGuidedSampler(BesideCandidates):
         ]
 
     def _index_of(self, trial: FrozenTrial) -> int | None:
-        """Which candidate a trial is of; its other parameters do not matter."""
+        """Return which candidate a trial is of; its other parameters do not matter."""
         params = {
             name: value for name, value in trial.params.items() if name in self._distributions
         }
@@ -224,7 +225,8 @@ class EstimateGuidedSampler(BesideCandidates):
 
 
 def _log(value: float | None, sign: float) -> float | None:
-    """The logarithm of a speed, or of a time with its sign turned; None where there is none."""
+    """Return the logarithm of a speed, or of a time with its sign turned; None where there is
+    none."""
     if value is None or not 0 < value < math.inf:
         return None
     return sign * math.log(value)

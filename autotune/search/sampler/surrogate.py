@@ -84,7 +84,8 @@ class Surrogate:
         return self._rows[index]
 
     def likeness_to(self, index: int) -> Array:
-        """How like each candidate is to the one at `index` in all its knobs: 1 where the same."""
+        """Return how like each candidate is to the one at `index` in all its knobs: 1 where the
+        same."""
         return self._features.likeness(index)[1][: self._count]
 
     def _prior(self, logs: Sequence[float]) -> Array:
@@ -135,7 +136,7 @@ class _Features:
         self.variance = scales.shared**2 + shares + knobs + self._own_sigma**2
 
     def likeness(self, index: int) -> tuple[Array, Array]:
-        """How like every point is to the one at `index`: (sum over the knobs, product)."""
+        """Return how like every point is to the one at `index`: (sum over the knobs, product)."""
         knobs, product = np.zeros(len(self._own_sigma)), np.ones(len(self._own_sigma))
         for values, ordered in self._columns:
             distance = values - values[index]
@@ -155,7 +156,7 @@ class _Features:
 
 
 def _column(values: Sequence[object]) -> tuple[Array, bool]:
-    """A knob in all points: numbers above 0 in doublings, anything else by its name."""
+    """Return a knob in all points: numbers above 0 in doublings, anything else by its name."""
     numbers = [
         value for value in values if isinstance(value, int | float) and not isinstance(value, bool)
     ]

@@ -28,13 +28,13 @@ async def _service(request: Request) -> Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service that a request is for."""
+    """Return the service that a request is for."""
     service: Service = request.app.state.service
     return service
 
 
 def caller(request: Request) -> Holder:
-    """Who calls, as a user.
+    """Return who calls, as a user.
 
     Raises:
         Refusal: a token is needed (401), or this came from another site's page (403).
@@ -55,7 +55,7 @@ def caller(request: Request) -> Holder:
 
 
 def worker(request: Request) -> Holder:
-    """A worker that calls.
+    """Return a worker that calls.
 
     Raises:
         Refusal: its token is missing or is none of a worker (401).
@@ -64,7 +64,7 @@ def worker(request: Request) -> Holder:
 
 
 def bearer(request: Request) -> str | None:
-    """The token in `Authorization`."""
+    """Return the token in `Authorization`."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 

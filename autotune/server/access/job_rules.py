@@ -50,7 +50,8 @@ _MOST_MADE_TOKENS = 2**17
 def refused(
     job: dict[str, Any], allowed: Allowed, *, plan: bool, config: bool
 ) -> Iterator[tuple[Path_, Problem]]:
-    """What the rules have against a job, before anything of it is looked at: each with its field.
+    """Yield what the rules have against a job, before anything of it is looked at: each with its
+    field.
 
     Args:
         job: as its file has it, plain data.
@@ -87,7 +88,7 @@ def refused(
 def beyond(
     job: Job, allowed: Allowed, kind: Kind, unsound: Collection[str]
 ) -> Iterator[tuple[Path_, Problem]]:
-    """What a job asks for beyond what it may have: each with its field.
+    """Yield what a job asks for beyond what it may have: each with its field.
 
     Args:
         unsound: fields of which nothing is to be said.

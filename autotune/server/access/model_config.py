@@ -22,7 +22,7 @@ _LARGEST = 2**40
 
 
 def model_config(config: str | dict[str, Any], where: str) -> str:
-    """The config as it is handed on: JSON, without what is dropped.
+    """Return the config as it is handed on: JSON, without what is dropped.
 
     Raises:
         UserError: it is not the config of a model, or of none that can be laid out.

@@ -18,8 +18,8 @@ _MOST_CARD = 2**18
 
 
 def refused_place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> Iterator[Problem]:
-    """What is against a name: it has to be a file in an allowed folder, on the hub where that is
-    allowed, or of a built-in model where it is only planned."""
+    """Yield what is against a name: it has to be a file in an allowed folder, on the hub where that
+    is allowed, or of a built-in model where it is only planned."""
     if not isinstance(value, str) or not value:
         return  # missing or of another type, which the job's own rules say
     if plan and field != "dataset" and known_model(value) is not None:
@@ -48,7 +48,7 @@ def _hint(allowed: Allowed) -> str:
 
 
 def _outside(value: str, folders: list[str]) -> str | None:
-    """Why a path is not one in the folders; None: it is, with all that lies below it."""
+    """Return why a path is not one in the folders; None: it is, with all that lies below it."""
     no = "is not under a folder that jobs over HTTP may name"
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts:
@@ -70,7 +70,8 @@ def _is_below(path: Path, roots: list[Path]) -> bool:
 
 
 def _leads_out(folder: Path, roots: list[Path]) -> str | None:
-    """Why a folder's content is not its own; None: it is. Links that stay inside are fine."""
+    """Return why a folder's content is not its own; None: it is. Links that stay inside are
+    fine."""
     count = 0
     for here, folders, files in os.walk(folder):
         count += len(folders) + len(files)

@@ -99,5 +99,5 @@ def _fault(part: Any) -> str | None:
 
 
 def _is_broken(text: str) -> bool:
-    """Whether it cannot be written to a file or a database: NUL, or half of a pair."""
+    """True if it cannot be written to a file or a database: NUL, or half of a pair."""
     return "\0" in text or any("\ud800" <= character <= "\udfff" for character in text)

@@ -119,8 +119,8 @@ class Gate:
         return True
 
     async def _most(self, request: Request) -> int:
-        """How many bytes are taken of a request. Bodies are read before it is known who sends them,
-        so those that are large have to come from somebody who is known."""
+        """Return how many bytes are taken of a request. Bodies are read before it is known who
+        sends them, so those that are large have to come from somebody who is known."""
         length = request.headers.get("content-length", "")
         small = length.isascii() and length.isdigit() and len(length) < 6 and int(length) <= UNKNOWN
         chunked = "transfer-encoding" in request.headers
@@ -139,7 +139,7 @@ class Gate:
         return None if self._service.needs_token else "user"
 
     def _has_rate(self, request: Request) -> bool:
-        """Whether an address may change something now: so many a minute, and as many at once."""
+        """True if an address may change something now: so many a minute, and as many at once."""
         most = float(self._settings.limits.requests_per_minute)
         address = request.client.host if request.client else ""
         now = time.monotonic()
@@ -170,7 +170,7 @@ class Gate:
 
 
 def _is_page(path: str) -> bool:
-    """Whether a path is that of a page, which may be asked for without its body."""
+    """True if a path is that of a page, which may be asked for without its body."""
     return not path.startswith("/api/") and not path.endswith("/events")
 
 
@@ -183,13 +183,15 @@ def _is_url(origin: str) -> bool:
 
 
 def scope_path(request: Request) -> str:
-    """The path of a request; its URL cannot be trusted to be one before its host was looked at."""
+    """Return the path of a request; its URL cannot be trusted to be one before its host was looked
+    at."""
     path: str = request.scope["path"]
     return path
 
 
 def route_of(request: Request) -> str:
-    """The template of the route that answered, such as `/api/v1/plans/{id}`; `other`: none did."""
+    """Return the template of the route that answered, such as `/api/v1/plans/{id}`; `other`: none
+    did."""
     path = scope_path(request)
     if path.startswith("/static/"):
         return "/static"  # else each name that is asked for would be a route of its own

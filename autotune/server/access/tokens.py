@@ -38,7 +38,7 @@ class Tokens:
         self._database = database
 
     def add(self, name: str, role: Role, lifetime_s: float | None = None) -> str:
-        """A new token."""
+        """Return a new token."""
         token, now = secrets.token_urlsafe(32), time.time()
         expires = None if lifetime_s is None else now + lifetime_s
         row = TokenRow(digest=_digest(token), name=name, role=role, created=now, expires=expires)
@@ -48,7 +48,7 @@ class Tokens:
         return token
 
     def holder(self, token: str) -> Holder | None:
-        """Whose token it is; None: nobody's, or it has expired."""
+        """Return whose token it is; None: nobody's, or it has expired."""
         digest = _digest(token)
         with self._database.connection() as connection:
             row = connection.execute(_BY_DIGEST, {"digest": digest}).first()
@@ -70,13 +70,13 @@ class Tokens:
             return result.rowcount  # type: ignore[attr-defined, no-any-return]
 
     def has_users(self) -> bool:
-        """Whether there is any user's token."""
+        """True if there is any user's token."""
         with self._database.connection() as connection:
             return bool(connection.scalar(_USERS))
 
 
 def csrf_of(token: str) -> str:
-    """What a form of a browser with this token sends along."""
+    """Return what a form of a browser with this token sends along."""
     return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 

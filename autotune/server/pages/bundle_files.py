@@ -19,7 +19,7 @@ class BundleFile:
 
 
 def bundle_files(archive: bytes | None) -> list[BundleFile]:
-    """The files that a person looks at."""
+    """Return the files that a person looks at."""
     if archive is None:
         return []
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
@@ -32,8 +32,8 @@ def bundle_files(archive: bytes | None) -> list[BundleFile]:
 
 
 def launch_command(id: str, files: list[BundleFile]) -> str:
-    """What unpacks and launches a bundle that was downloaded, as its README has it: where the job
-    named no data, the launch has to be told which."""
+    """Return what unpacks and launches a bundle that was downloaded, as its README has it: where
+    the job named no data, the launch has to be told which."""
     readme = next((file.text for file in files if file.name == "README.md"), "")
     said = _LAUNCH.search(readme)
     launch = " ".join(said[1].split()) if said else "launch.sh"

@@ -17,7 +17,7 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether it is another one."""
+        """True if it is another one."""
         return bool(self.values[0] != self.values[1])
 
 
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def compared(a: Details, b: Details) -> Comparison:
-    """Two works side by side."""
+    """Return two works side by side."""
     first, second = knobs_of(a), knobs_of(b)
     names = sorted({*first, *second})
     lines = difflib.ndiff(a.job.splitlines(), b.job.splitlines())
@@ -63,7 +63,7 @@ def compared(a: Details, b: Details) -> Comparison:
 
 
 def knobs_of(work: Details) -> Mapping[str, Any]:
-    """The knobs that a work came to; none: it found nothing."""
+    """Return the knobs that a work came to; none: it found nothing."""
     result = work.result or {}
     answer = result.get("answer") or result
     knobs = answer.get("knobs")

@@ -47,7 +47,7 @@ async def updates(
     render: Callable[[Details, Sequence[Event]], str],
     ended: Callable[[Details], str],
 ) -> AsyncIterator[ServerSentEvent]:
-    """The changes of a page after a number, to the end of the work.
+    """Return the changes of a page after a number, to the end of the work.
 
     Args:
         render: what changes by some events, of a work that goes on.
@@ -72,7 +72,7 @@ async def updates(
 
 
 async def _batches(live: Live, id: str, after: int) -> AsyncIterator[list[Event]]:
-    """Events that come at about the same time; none, where none came for long."""
+    """Return events that come at about the same time; none, where none came for long."""
     queue: asyncio.Queue[list[Event] | None] = asyncio.Queue(maxsize=1000)
 
     async def pull() -> None:

@@ -43,14 +43,14 @@ class Bar:
 
     @property
     def fits(self) -> bool:
-        """Whether it is within the limit."""
+        """True if it is within the limit."""
         return self.limit_bytes is None or self.total_bytes <= self.limit_bytes
 
 
 def memory_bar(
     parts: Mapping[str, int], total: int, limit: int | None, most: Iterable[int] = ()
 ) -> Bar:
-    """The bar of an estimate.
+    """Return the bar of an estimate.
 
     Args:
         most: other peaks that the scale has to have room for.
@@ -110,7 +110,7 @@ class Slides:
 
 
 def slides_of(result: Mapping[str, Any], lengths: Mapping[str, Any] | None) -> Slides | None:
-    """The sliders of a plan's result; None: there is nothing to move between."""
+    """Return the sliders of a plan's result; None: there is nothing to move between."""
     choices: Sequence[Mapping[str, Any]] = result["choices"]
     chosen = result["answer"] or (choices[0] if choices else None)
     if chosen is None:
@@ -137,7 +137,7 @@ def slides_of(result: Mapping[str, Any], lengths: Mapping[str, Any] | None) -> S
 
 
 def _by_micro_batch(choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The best choice of each micro-batch, as points of one length."""
+    """Return the best choice of each micro-batch, as points of one length."""
     found: dict[int, dict[str, Any]] = {}
     for choice in choices:
         size = choice["knobs"].get(MICRO_BATCH)

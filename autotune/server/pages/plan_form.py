@@ -90,12 +90,12 @@ def _ask(service: Service, form: PlanForm, submitter: str) -> Response:
 
 
 def known_parent(service: Service, id: str) -> str | None:
-    """The work that a form is a variation of, unless it was deleted since."""
+    """Return the work that a form is a variation of, unless it was deleted since."""
     return id if id and service.works.state(id) is not None else None
 
 
 def form_of(work: Details, config: str | None, way: int = 0) -> PlanForm:
-    """The form that asks for a work again.
+    """Return the form that asks for a work again.
 
     Args:
         way: which of its ways out is applied, from 1 on; 0: none.
@@ -112,7 +112,8 @@ def form_of(work: Details, config: str | None, way: int = 0) -> PlanForm:
 
 
 def way_of(work: Details, number: int) -> dict[str, Any]:
-    """The fields of a job that a way out of a plan changes; none where there is no such way."""
+    """Return the fields of a job that a way out of a plan changes; none where there is no such
+    way."""
     advice = (work.result or {}).get("advice") or {"ways": []}
     ways = advice["ways"][number - 1 : number] if number else []
     return dict(ways[0]["fields"]) if ways else {}
@@ -120,14 +121,14 @@ def way_of(work: Details, number: int) -> dict[str, Any]:
 
 @functools.cache
 def device_names() -> tuple[str, ...]:
-    """The GPUs that can be planned for."""
+    """Return the GPUs that can be planned for."""
     kinds = (*device_kinds(), *kinds_of_other_makers(), *more_kinds())
     return tuple(sorted({kind.name for kind in kinds}, key=str.lower))
 
 
 @functools.cache
 def _device_options() -> Markup:
-    """The same as options of a list: some hundred, made once."""
+    """Return the same as options of a list: some hundred, made once."""
     return Markup(fragment("devices.html", names=(*MEMORY, *device_names())))
 
 

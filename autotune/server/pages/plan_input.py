@@ -51,7 +51,7 @@ class PlanForm(Value):
 
 
 def submission_of(form: PlanForm) -> Submission:
-    """What the form asks for.
+    """Return what the form asks for.
 
     Raises:
         UserError: nothing was pasted, or not what it looks like.
@@ -77,18 +77,18 @@ def submission_of(form: PlanForm) -> Submission:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is the name of a model, its folder, or its page on the hub."""
+    """True if it is the name of a model, its folder, or its page on the hub."""
     return bool(_NAME.fullmatch(text) or _URL.fullmatch(text))
 
 
 def name_of(text: str) -> str:
-    """The name of a model; of its page on the hub, the id."""
+    """Return the name of a model; of its page on the hub, the id."""
     page = _URL.fullmatch(text)
     return page[1] if page else text
 
 
 def is_config(text: str) -> bool:
-    """Whether it is a config.json, whole or broken."""
+    """True if it is a config.json, whole or broken."""
     if not text.startswith("{"):
         return False
     try:
@@ -99,7 +99,7 @@ def is_config(text: str) -> bool:
 
 
 def device_of(text: str) -> str:
-    """What `--device` takes: `24 GB` is memory and so is `24`, everything else a name."""
+    """Return what `--device` takes: `24 GB` is memory and so is `24`, everything else a name."""
     text = text.strip()
     match = _MEMORY.fullmatch(text)
     if text.lower() in ("", _WORKER_DEVICE):
@@ -110,13 +110,13 @@ def device_of(text: str) -> str:
 
 
 def device_text(device: str) -> str:
-    """The same as a person writes it: `memory=24GiB` -> `24 GB`."""
+    """Return the same as a person writes it: `memory=24GiB` -> `24 GB`."""
     match = re.fullmatch(r"memory=([0-9.]+)GiB", device)
     return device if match is None else f"{match[1]} GB"
 
 
 def job_of(form: PlanForm, model: str) -> dict[str, Any]:
-    """The job of a model and the form's fields."""
+    """Return the job of a model and the form's fields."""
     longest = _number(form.max_length)
     p50, p99 = _number(form.p50), _number(form.p99)
     known = [value for value in (longest, p99, p50) if isinstance(value, int)]
@@ -140,7 +140,8 @@ def job_of(form: PlanForm, model: str) -> dict[str, Any]:
 
 
 def changed_job(job: str, fields: Mapping[str, Any]) -> str:
-    """A job file with some fields as a way out has them (`WayJson.fields`); its comments are lost.
+    """Return a job file with some fields as a way out has them (`WayJson.fields`); its comments are
+    lost.
 
     Raises:
         UserError: the job cannot be read.
@@ -157,7 +158,7 @@ def changed_job(job: str, fields: Mapping[str, Any]) -> str:
 
 
 def _number(text: str) -> int | str | None:
-    """A number where it is one; the job's own rules say what is wrong with anything else."""
+    """Return a number where it is one; the job's own rules say what is wrong with anything else."""
     text = text.strip()
     if not text:
         return None
@@ -165,7 +166,7 @@ def _number(text: str) -> int | str | None:
 
 
 def count_problems(text: str) -> list[Problem]:
-    """What is wrong with a number of devices, as far as a submission cannot say it."""
+    """Return what is wrong with a number of devices, as far as a submission cannot say it."""
     number = _number(text)
     if not isinstance(number, str):
         return []

@@ -89,7 +89,7 @@ def resume_plan(service: ServiceOf, _: Caller, id: Id) -> Response:
 
 
 def live_values(work: Details, state: PlanProgress) -> dict[str, Any]:
-    """What the page of a plan that is being made shows."""
+    """Return what the page of a plan that is being made shows."""
     bar = None
     if state.best is not None:
         best = state.best
@@ -98,7 +98,7 @@ def live_values(work: Details, state: PlanProgress) -> dict[str, Any]:
 
 
 def ended_values(service: Service, work: Details) -> dict[str, Any]:
-    """What the page of a plan that has ended shows."""
+    """Return what the page of a plan that has ended shows."""
     result = work.result
     slides = None if result is None else slides_of(result, _lengths(service, work.id))
     files = bundle_files(service.works.file(work.id, "bundle.zip"))
@@ -118,7 +118,7 @@ def ended_values(service: Service, work: Details) -> dict[str, Any]:
 
 
 def spoken(result: dict[str, Any]) -> list[str]:
-    """What is said of the answer, without the ways out, which have a part of the page."""
+    """Return what is said of the answer, without the ways out, which have a part of the page."""
     lines: list[str] = result["lines"]
     if result["advice"] is None:
         return lines
@@ -127,7 +127,7 @@ def spoken(result: dict[str, Any]) -> list[str]:
 
 
 def limit_of(work: Details) -> int | None:
-    """What a process may take, as far as that is known before the plan says it."""
+    """Return what a process may take, as far as that is known before the plan says it."""
     try:
         devices = parse_yaml(work.job, "job")[0].get("devices")
         memory = devices.get("memory") if isinstance(devices, dict) else None
@@ -140,7 +140,7 @@ def limit_of(work: Details) -> int | None:
 
 
 def _is_new(work: Details) -> bool:
-    """Whether its sliders may still come."""
+    """True if its sliders may still come."""
     return work.state == "done" and time.time() - (work.ended or 0.0) < WAIT_S
 
 
@@ -153,7 +153,7 @@ def _lengths(service: Service, id: str) -> dict[str, Any] | None:
 
 
 def _why_no_run(service: Service, work: Details) -> str | None:
-    """Why this job cannot be run here; None: it can."""
+    """Return why this job cannot be run here; None: it can."""
     config = service.works.model_config_json(work.id)
     submission = Submission(job=work.job, model_config_json=config)
     try:

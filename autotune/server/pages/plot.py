@@ -51,7 +51,7 @@ class Plot:
 
 
 def plot_of(progress: RunProgress) -> Plot | None:
-    """The plot of a run's probes; None: nothing was measured yet."""
+    """Return the plot of a run's probes; None: nothing was measured yet."""
     placed = [p for p in progress.finished if p.peak_memory_bytes and (p.tokens_per_s or p.failed)]
     if not placed:
         return None

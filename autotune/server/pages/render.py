@@ -45,18 +45,18 @@ def _templates() -> HtmlTemplates:
 def page(
     request: Request, holder: Holder | None, name: str, *, status: int = 200, **values: Any
 ) -> Response:
-    """A page."""
+    """Return a page."""
     text = fragment(name, holder=holder, path=request.scope["path"], **values)
     return HTMLResponse(text, status, headers={"Cache-Control": "no-store"})
 
 
 def fragment(name: str, **values: Any) -> str:
-    """A part of a page."""
+    """Return a part of a page."""
     return _templates().html(name, **values)
 
 
 def is_htmx(request: Request) -> bool:
-    """Whether htmx asks: for a part of a page."""
+    """True if htmx asks: for a part of a page."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -71,7 +71,7 @@ def refresh() -> Response:
 
 
 def _stamp() -> str:
-    """Changes with the static files, so that browsers may keep them."""
+    """Return changes with the static files, so that browsers may keep them."""
     digest = hashlib.sha256()
     for file in sorted(STATIC.rglob("*")):
         if file.is_file():

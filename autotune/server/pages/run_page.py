@@ -108,13 +108,13 @@ def probe_log(service: ServiceOf, _: Caller, id: Id, number: _Number) -> Respons
 
 
 def progress_of(work: Details) -> RunProgress:
-    """A run at its beginning."""
+    """Return a run at its beginning."""
     headroom = _job(work).get("headroom", 0.1)
     return RunProgress(headroom=headroom if isinstance(headroom, float) else 0.1)
 
 
 def budget_of(work: Details) -> Budget:
-    """The limits at which its search ends."""
+    """Return the limits at which its search ends."""
     try:
         return Budget.model_validate(as_budget(_job(work).get("budget", {})))
     except (ValidationError, ValueError):
@@ -122,7 +122,7 @@ def budget_of(work: Details) -> Budget:
 
 
 def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, Any]:
-    """What the page of a run shows, live or ended."""
+    """Return what the page of a run shows, live or ended."""
     ended = work.state in ENDED
     archive = service.works.file(work.id, "bundle.zip") if ended else None
     files = bundle_files(archive)

@@ -39,7 +39,7 @@ class Probe:
 
     @property
     def failed(self) -> bool:
-        """Whether it went wrong."""
+        """True if it went wrong."""
         return self.outcome not in ("ok", "stopped", "running", "interrupted")
 
 

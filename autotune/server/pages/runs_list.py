@@ -52,7 +52,7 @@ def _queue(service: Service) -> dict[str, Any]:
 
 
 def _best_so_far(service: Service, running: list[str]) -> dict[str, Probe | None]:
-    """The fastest probe yet of each run."""
+    """Return the fastest probe yet of each run."""
     with _LOCK:
         before = _PROGRESS.get(service.live, {})
         now = {id: before.get(id) or _begun(service, id) for id in running}

@@ -76,6 +76,6 @@ def _refuse_other_sites(request: Request) -> None:
 
 
 def _local(next: str) -> str:
-    """A path of ours, whatever was asked for."""
+    """Return a path of ours, whatever was asked for."""
     plain = next.isprintable() and "\\" not in next
     return next if plain and next.startswith("/") and not next.startswith("//") else HOME

@@ -83,14 +83,14 @@ def device_text(device: str) -> str:
 
 
 def state_text(state: str, outcome: str) -> str:
-    """How a work stands, in a word or two."""
+    """Return how a work stands, in a word or two."""
     if state == "done" and outcome:
         return _OUTCOMES.get(outcome, outcome.replace("_", " "))
     return _STATES[state]
 
 
 def state_tone(state: str, outcome: str) -> str:
-    """Whether that is `good`, `bad`, `busy` or nothing of it (`calm`)."""
+    """Return whether that is `good`, `bad`, `busy` or nothing of it (`calm`)."""
     if state == "failed" or outcome.startswith("nothing"):
         return "bad"
     if state == "done":
@@ -99,7 +99,7 @@ def state_tone(state: str, outcome: str) -> str:
 
 
 def said_text(text: str) -> Markup:
-    """A line of ours: what stands in backticks as code, `+-` as one sign."""
+    """Return a line of ours: what stands in backticks as code, `+-` as one sign."""
     parts = re.split(r"`([^`]*)`", text.replace("+-", "\N{PLUS-MINUS SIGN}"))
     shown = (
         Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts)
@@ -113,13 +113,13 @@ def batch_text(knobs: Mapping[str, Any]) -> str:
 
 
 def knob_words(knobs: Mapping[str, Any], shown: Collection[str]) -> list[str]:
-    """Knobs in words, of those that are to be shown, but for the batch and checkpointing."""
+    """Return knobs in words, of those that are to be shown, but for the batch and checkpointing."""
     names = [name for name in knobs if name in shown and name not in (*BATCH, CHECKPOINTING)]
     return [word for name in names if (word := _word(name, knobs[name]))]
 
 
 def value_text(value: Any) -> str:
-    """A value of a knob."""
+    """Return a value of a knob."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -31,12 +31,12 @@ class Database:
         self._write = sessionmaker(engine, expire_on_commit=False)
 
     def reading(self) -> Session:
-        """A session that only reads: it waits for nobody."""
+        """Return a session that only reads: it waits for nobody."""
         return self._read()
 
     def connection(self) -> Connection:
-        """A connection that only reads, for rows that need not become objects: what every request
-        asks for costs a fourth so."""
+        """Return a connection that only reads, for rows that need not become objects: what every
+        request asks for costs a fourth so."""
         return self._reader.connect()
 
     @contextlib.contextmanager
@@ -51,7 +51,7 @@ class Database:
 
 
 def open_database(url: str) -> Database:
-    """A database, its tables as this version has them.
+    """Return a database, its tables as this version has them.
 
     Raises:
         UserError: no such database can be spoken to.
@@ -75,13 +75,13 @@ def open_database(url: str) -> Database:
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of an SQLite file."""
+    """Return the URL of an SQLite file."""
     return f"sqlite:///{path}"
 
 
 def study_url(url: str) -> str | None:
-    """The URL by which Optuna keeps studies in the same database; None: workers of other machines
-    would not reach it."""
+    """Return the URL by which Optuna keeps studies in the same database; None: workers of other
+    machines would not reach it."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "postgresql":
         return None

@@ -87,7 +87,7 @@ class Events:
                 session.add(_row(id, work.events, Line(utc=utc, kind=kind, data=data)))
 
     def after(self, id: str, number: int) -> list[Event]:
-        """The next events after a number, at most `AT_ONCE`."""
+        """Return the next events after a number, at most `AT_ONCE`."""
         with self._database.connection() as connection:
             return [
                 Event(number=row.number, utc=row.utc, kind=row.kind, data=json.loads(row.data))

@@ -27,14 +27,14 @@ class Filter:
 
 @functools.lru_cache(maxsize=256)
 def page_of(wanted: Filter, number: int, per_page: int) -> Select[Any]:
-    """The newest works that fit, without what they came to, which may be large."""
+    """Return the newest works that fit, without what they came to, which may be large."""
     statement = _filtered(select(*_OF_WORK), wanted).order_by(WorkRow.created.desc())
     return statement.offset((number - 1) * per_page).limit(per_page)
 
 
 @functools.lru_cache(maxsize=256)
 def count_of(wanted: Filter) -> Select[Any]:
-    """How many fit."""
+    """Return how many fit."""
     return _filtered(select(func.count()).select_from(WorkRow), wanted)
 
 

@@ -78,13 +78,14 @@ class Queue:
             session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=0.0))
 
     def workers(self) -> list[tuple[WorkerInfo, float]]:
-        """The workers that were heard of lately, and when."""
+        """Return the workers that were heard of lately, and when."""
         with self._database.connection() as connection:
             rows = connection.execute(_RECENT, {"since": time.time() - LEASE_S})
             return [(_info(row), row.seen) for row in rows]
 
     def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
-        """The next work that a worker can do, which is its own from now on; None: there is none."""
+        """Return the next work that a worker can do, which is its own from now on; None: there is
+        none."""
         now = time.time()
         wanted = select(WorkRow).where(
             WorkRow.state == "queued",
@@ -183,7 +184,7 @@ class Queue:
 
 
 def _clock_ahead_s() -> float:
-    """How far the clock, which may be set, is ahead of the one that only counts."""
+    """Return how far the clock, which may be set, is ahead of the one that only counts."""
     return time.time() - time.monotonic()
 
 
@@ -207,7 +208,7 @@ def _conclude(row: WorkRow, ending: Ending) -> None:
 
 
 def _number(data: Any, name: str) -> float | None:
-    """A finite number of what a command said; None: it has none there."""
+    """Return a finite number of what a command said; None: it has none there."""
     value = data.get(name) if isinstance(data, dict) else None
     known = isinstance(value, int | float) and abs(value) < 1e18
     return value if known else None

@@ -37,7 +37,8 @@ Printed = Annotated[str, AfterValidator(_without_nul)]
 
 
 def as_json(data: Any) -> str:
-    """Data as JSON in ASCII, which every database keeps; what is no finite number is null."""
+    """Return data as JSON in ASCII, which every database keeps; what is no finite number is
+    null."""
     try:
         return json.dumps(data, allow_nan=False)
     except ValueError:
@@ -104,7 +105,7 @@ class Work(Value):
 
     @property
     def resumable(self) -> bool:
-        """Whether it can be taken up again: it was cancelled, failed, or measured nothing."""
+        """True if it can be taken up again: it was cancelled, failed, or measured nothing."""
         nothing = self.state == "done" and self.exit_code == EXIT_NOTHING_MEASURED
         return self.state in ("cancelled", "failed") or nothing
 

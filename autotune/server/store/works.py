@@ -102,7 +102,7 @@ class Works:
         return work_of(row)
 
     def get(self, id: str) -> Details | None:
-        """A work with all that is known of it; None: there is none."""
+        """Return a work with all that is known of it; None: there is none."""
         with self._database.reading() as session:
             row = session.get(WorkRow, id)
             if row is None:
@@ -120,12 +120,12 @@ class Works:
             )
 
     def state(self, id: str) -> str | None:
-        """The state of a work; None: there is none."""
+        """Return the state of a work; None: there is none."""
         with self._database.connection() as connection:
             return connection.scalar(_STATE, {"id": id})
 
     def kind(self, id: str) -> str | None:
-        """Whether a work is a plan or a run; None: there is none."""
+        """Return whether a work is a plan or a run; None: there is none."""
         with self._database.connection() as connection:
             return connection.scalar(_KIND, {"id": id})
 
@@ -141,23 +141,23 @@ class Works:
             session.execute(delete(DeletedRow).where(DeletedRow.time < before))
 
     def model_config_json(self, id: str) -> str | None:
-        """The config.json that came with a work."""
+        """Return the config.json that came with a work."""
         with self._database.reading() as session:
             return session.scalar(select(WorkRow.model_config_json).where(WorkRow.id == id))
 
     def search(self, wanted: Filter, page: int = 1, per_page: int = PER_PAGE) -> list[Work]:
-        """A page of works, the newest first."""
+        """Return a page of works, the newest first."""
         statement = page_of(wanted, page, per_page)
         with self._database.connection() as connection:
             return [Work.model_validate(row._asdict()) for row in connection.execute(statement)]
 
     def count(self, wanted: Filter) -> int:
-        """How many there are."""
+        """Return how many there are."""
         with self._database.connection() as connection:
             return connection.scalar(count_of(wanted)) or 0
 
     def counts(self) -> dict[tuple[str, str, str], int]:
-        """How many there are of each (kind, state, outcome)."""
+        """Return how many there are of each (kind, state, outcome)."""
         with self._database.connection() as connection:
             rows = connection.execute(_COUNTS)
             return {(kind, state, outcome): count for kind, state, outcome, count in rows}
@@ -169,7 +169,8 @@ class Works:
             return list(session.scalars(old))
 
     def ended_beyond(self, most: int, most_bytes: int) -> list[str]:
-        """The oldest works that have ended, beyond so many, or so many bytes of all together."""
+        """Return the oldest works that have ended, beyond so many, or so many bytes of all
+        together."""
         files = select(func.sum(func.length(FileRow.content)))
         sizes: list[ColumnElement[Any]] = [
             files.where(FileRow.work == WorkRow.id).scalar_subquery()
@@ -187,7 +188,7 @@ class Works:
         return beyond
 
     def file(self, id: str, name: str) -> bytes | None:
-        """A file that came out of a work; None: there is none of that name."""
+        """Return a file that came out of a work; None: there is none of that name."""
         with self._database.reading() as session:
             return session.scalar(
                 select(FileRow.content).where(FileRow.work == id, FileRow.name == name)
@@ -241,7 +242,7 @@ class Works:
 
 
 def work_of(row: WorkRow) -> Work:
-    """A row as the API shows it."""
+    """Return a row as the API shows it."""
     return Work.model_validate({name: getattr(row, name) for name in Work.model_fields})
 
 
@@ -277,7 +278,7 @@ def _ahead(session: Session, row: WorkRow) -> int:
 
 
 def suits(device_kind: str, devices: int) -> ColumnElement[bool]:
-    """Whether a work can be done by a worker of so many devices of a kind; plans by any."""
+    """Return whether a work can be done by a worker of so many devices of a kind; plans by any."""
     kind = WorkRow.device_kind.in_(("auto", device_kind))
     return or_(WorkRow.kind == "plan", kind & (WorkRow.device_count <= devices))
 

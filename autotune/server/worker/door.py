@@ -41,7 +41,7 @@ class Door:
         self._session.trust_env = False
 
     def lease(self, worker: WorkerInfo, kinds: Sequence[Kind], replaces: str) -> Lease | None:
-        """The next work, or None.
+        """Return the next work, or None.
 
         Args:
             replaces: the worker's predecessor, which is known to be dead; empty: there was none.
@@ -66,7 +66,8 @@ class Door:
     def beat(
         self, name: str, works: Sequence[str], kept: Sequence[str]
     ) -> tuple[list[Beat], list[str]]:
-        """What has to be known of the works; of the folders that are kept, those to be forgotten.
+        """Return what has to be known of the works; of the folders that are kept, those to be
+        forgotten.
 
         Raises:
             Away: the service does not answer.
@@ -84,7 +85,7 @@ class Door:
         lines: list[Any],
         record: int | None = None,
     ) -> int:
-        """How many lines of a file the service has now.
+        """Return how many lines of a file the service has now.
 
         Args:
             record: the attempt that wrote the file; None: that of the lease.

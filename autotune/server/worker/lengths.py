@@ -48,14 +48,14 @@ def lengths_jobs(job: str, knobs: dict[str, Any]) -> list[str]:
 
 
 def _cut(lengths: dict[str, int], at: int) -> dict[str, Any]:
-    """Data of these lengths, truncated: of a job whose longest rows are `at` tokens long."""
+    """Return data of these lengths, truncated: of a job whose longest rows are `at` tokens long."""
     cut = {name: min(value, at) for name, value in lengths.items() if name in ("p50", "p99")}
     rows = {"rows": lengths["rows"]} if "rows" in lengths else {}
     return {"max_length": at, "dataset": {"lengths": {**cut, **rows, "max": at}}}
 
 
 def lengths_points(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the sliders need of those plans' results, of which there is at least one."""
+    """Return what the sliders need of those plans' results, of which there is at least one."""
     points = [
         {
             "max_length": candidate["knobs"]["max_length"],

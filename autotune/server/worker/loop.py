@@ -226,7 +226,8 @@ class WorkerLoop:
             self.door.leave(self.info.name)
 
     def _kept(self) -> list[str]:
-        """The works that have a folder here; the oldest beyond what they may take are removed."""
+        """Return the works that have a folder here; the oldest beyond what they may take are
+        removed."""
         folders = [path for path in self.root.iterdir() if (path / "work.json").is_file()]
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         taken, kept = 0, []

@@ -23,7 +23,7 @@ class Shown:
         self._places = re.compile(rf"(?<![\w.-])(?:{roots})(?:/{id})?(?:(/)|(?![\w.-]))")
 
     def text(self, text: str, inside: str = "") -> str:
-        """A text, which may be JSON, as it is shown.
+        """Return a text, which may be JSON, as it is shown.
 
         Args:
             inside: what stands before the names of what lies in the work's folder.
@@ -31,7 +31,8 @@ class Shown:
         return self._places.sub(lambda found: inside if found[1] else ".", text)
 
     def file(self, content: bytes) -> bytes:
-        """A file that is handed out; what it names in the work's folder is no name of a hub."""
+        """Return a file that is handed out; what it names in the work's folder is no name of a
+        hub."""
         try:
             text = content.decode()
         except UnicodeDecodeError:

@@ -20,7 +20,7 @@ SECRETS = ("AUTOTUNE_TOKEN", "AUTOTUNE_STORAGE")
 
 
 def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> WorkerInfo:
-    """The worker of some GPUs, of all that CUDA shows, or of the CPU where there is none.
+    """Return the worker of some GPUs, of all that CUDA shows, or of the CPU where there is none.
 
     Args:
         machine: a name for this machine, in place of the one that it has.
@@ -60,7 +60,7 @@ def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> Wor
 
 
 def devices_of_cpu() -> int:
-    """How many ranks may train on the CPU together: as many as there are cores."""
+    """Return how many ranks may train on the CPU together: as many as there are cores."""
     return len(os.sched_getaffinity(0))
 
 

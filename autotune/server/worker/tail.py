@@ -41,7 +41,7 @@ class Tail:
         return self._lines
 
     def waiting(self) -> list[dict[str, Any]]:
-        """The next lines, at most `AT_ONCE`."""
+        """Return the next lines, at most `AT_ONCE`."""
         if len(self._read) < AT_ONCE and self._path.is_file():
             with self._path.open("rb") as file:
                 file.seek(self._place)

@@ -76,7 +76,7 @@ class Task:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the command has."""
+        """True if the command has."""
         return self._command.exit_code is not None
 
     @property
@@ -124,7 +124,7 @@ class Task:
                 tail.arrived(sent)
 
     def _tails_of(self, record: Path, number: int | None = None) -> list[Tail]:
-        """What a command says in its record, which is of attempt `number`."""
+        """Return what a command says in its record, which is of attempt `number`."""
         shown = self._shown.text
         return [
             Tail(record / _EVENTS, "events", plain=False, shown=shown, record=number),
@@ -132,7 +132,7 @@ class Task:
         ]
 
     def _earlier_tails(self) -> list[Tail]:
-        """What earlier attempts said here, and a killed worker may not have sent."""
+        """Return what earlier attempts said here, and a killed worker may not have sent."""
         numbers = range(1, self.lease.attempt)
         records = [(number, self.folder / f"attempt-{number}") for number in numbers]
         return [
@@ -208,7 +208,7 @@ class Task:
         )
 
     def _bundle(self) -> bytes | None:
-        """The bundle's files; its links are not followed."""
+        """Return the bundle's files; its links are not followed."""
         plan = self.lease.kind == "plan"
         folder = self._record / "bundle" if plan else self.run.bundle
         if not folder.is_dir():
@@ -223,7 +223,7 @@ class Task:
         return memory.getvalue()
 
     def _reporting(self) -> Command:
-        """The command that prints the report, and writes its page."""
+        """Return the command that prints the report, and writes its page."""
         self._report_until = time.monotonic() + END_S
         return Command(
             ["report", str(self.run.path), "--html", str(self._record / REPORT_PAGE)],

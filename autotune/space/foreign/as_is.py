@@ -48,7 +48,7 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
 
 
 def _is_open(knob: Knob, reading: Reading) -> bool:
-    """Whether the search would try several values of a speed knob that this job has, or another
+    """True if the search would try several values of a speed knob that this job has, or another
     than the stack's."""
     if knob.kind != "speed" or knob.place == "launch" or knob.name == MICRO_BATCH:
         return False
@@ -69,7 +69,7 @@ def _first(knob: Knob) -> Any:
 
 
 def _sharding(pins: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """How devices share the training, as knobs that hold together."""
+    """Return how devices share the training, as knobs that hold together."""
     kind = pins.get(DISTRIBUTED_TYPE)
     zero = {name: pins[name] for name in _OF_ZERO if name in pins}
     offloads = any(zero.get(name) in ("cpu", "nvme") for name in _OF_ZERO[1:])

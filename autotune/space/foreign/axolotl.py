@@ -146,7 +146,7 @@ def _read_data(reading: Reading) -> None:
 
 
 def _place(entry: Mapping[str, Any]) -> Any:
-    """Where the rows lie; None: in some files of a repository."""
+    """Return where the rows lie; None: in some files of a repository."""
     path, files = entry.get("path"), entry.get("data_files")
     files = files[0] if isinstance(files, list) and len(files) == 1 else files
     if not files or not isinstance(files, str):
@@ -159,7 +159,7 @@ def _place(entry: Mapping[str, Any]) -> Any:
 
 
 def _columns(entry: Mapping[str, Any], method: str) -> dict[str, str] | None:
-    """What TRL's columns are called in the data; None: TRL cannot read them."""
+    """Return what TRL's columns are called in the data; None: TRL cannot read them."""
     kind = entry.get("type")
     if method != "sft" or not isinstance(kind, str):
         return None

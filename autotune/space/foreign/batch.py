@@ -40,7 +40,8 @@ class Rows:
 
     @classmethod
     def of(cls, reading: Reading, tool: Tool, launch: Launch) -> Self:
-        """What the files say together; where they contradict each other, that is a problem."""
+        """Return what the files say together; where they contradict each other, that is a
+        problem."""
         micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
         deepspeed_steps = launch.batch.get(ACCUMULATION)
         steps = _agreed(reading, tool.accumulation, deepspeed_steps, tool.steps)
@@ -81,7 +82,8 @@ def _refuse_batch_size(reading: Reading, tool: Tool) -> None:
 
 
 def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -> int:
-    """A number that the trainer's file says, or DeepSpeed's: transformers wants them to agree."""
+    """Return a number that the trainer's file says, or DeepSpeed's: transformers wants them to
+    agree."""
     if reading.given(name) is None:
         return default if deepspeeds is None else deepspeeds
     value = reading.counted(name, default)

@@ -60,12 +60,12 @@ class Command:
 
     @property
     def of_a_script(self) -> bool:
-        """Whether a user's own script runs, whose flags may mean anything."""
+        """True if a user's own script runs, whose flags may mean anything."""
         return self.tool is None and bool(self.flags or self.files)
 
 
 def parse_command(words: Sequence[str]) -> Command:
-    """A command's parts.
+    """Return a command's parts.
 
     Raises:
         UserError: it is none that trains.
@@ -103,7 +103,7 @@ def _read_variables(rest: list[str], command: Command) -> None:
 
 
 def _launcher(rest: list[str]) -> str:
-    """The launcher that the words begin with, taken off; empty: none."""
+    """Return the launcher that the words begin with, taken off; empty: none."""
     name = _program(rest[0])
     if name == "accelerate" and rest[1:2] == ["launch"]:
         del rest[:2]
@@ -120,7 +120,7 @@ def _launcher(rest: list[str]) -> str:
 
 
 def _launcher_flags(rest: list[str]) -> dict[str, Any]:
-    """The launcher's flags, taken off; what follows is its program."""
+    """Return the launcher's flags, taken off; what follows is its program."""
     flags: dict[str, Any] = {}
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] == "--":

@@ -27,7 +27,7 @@ class Rule:
 
 
 def to(ours: str, value: Mapping[Any, Any] | Callable[[Any], Any] | None = None) -> Rule:
-    """A field that a job has, too.
+    """Return a field that a job has, too.
 
     Args:
         value: their values and ours (others stay), or a function from one to the other.
@@ -39,23 +39,23 @@ def to(ours: str, value: Mapping[Any, Any] | Callable[[Any], Any] | None = None)
 
 
 def leave(reason: str) -> Rule:
-    """A field that no job has, and why."""
+    """Return a field that no job has, and why."""
     return Rule(reason=reason)
 
 
 def leave_all(names: str, reason: str) -> dict[str, Rule]:
-    """Fields that no job has, for one reason."""
+    """Return fields that no job has, for one reason."""
     return dict.fromkeys(names.split(), leave(reason))
 
 
 def their_names(rules: Mapping[str, Rule]) -> dict[str, str]:
-    """Fields of a job -> what they are called there, of those whose values stay as they are; of
-    several names the last."""
+    """Return fields of a job -> what they are called there, of those whose values stay as they are;
+    of several names the last."""
     return {rule.ours: name for name, rule in rules.items() if rule.ours and rule.value is None}
 
 
 def _key(value: Any) -> Any:
-    """A value as a table has it: `True` is not 1, and a word is in lower case."""
+    """Return a value as a table has it: `True` is not 1, and a word is in lower case."""
     if isinstance(value, str):
         return value.lower()
     return value if value is None or isinstance(value, bool) else None
@@ -97,7 +97,7 @@ class Imported:
     origins: Mapping[tuple[str, ...], str]
 
     def count(self, *kinds: FateKind) -> int:
-        """How many fields came to one of these ends."""
+        """Return how many fields came to one of these ends."""
         return sum(fate.kind in kinds for fate in self.fates)
 
     @property
@@ -109,7 +109,7 @@ class Imported:
         return f"read as a configuration of {self.tool}: {carried} of {total} fields carried{more}"
 
     def line(self, file: str) -> str:
-        """What is said where a file was read as a job."""
+        """Return what is said where a file was read as a job."""
         given = self.job.get("devices", {})
         devices = given.get("count", 1) * given.get("nodes", 1)
         batch = self.job.get("global_batch_size")

@@ -68,7 +68,7 @@ def import_job(
     *,
     exists: Callable[[str], bool] = lambda _: False,
 ) -> Imported:
-    """The job of one trainer's file and of what launches it.
+    """Return the job of one trainer's file and of what launches it.
 
     Args:
         command: what would start it; its flags go before the trainer's file.
@@ -123,7 +123,8 @@ def import_job(
 
 
 def _trainer(files: Sequence[GivenFile], command: Command) -> tuple[GivenFile, Tool]:
-    """The one file that configures a training, with a command's flags over it, and whose it is."""
+    """Return the one file that configures a training, with a command's flags over it, and whose it
+    is."""
     found = [(file, tool) for file in files if (tool := tool_of(file.data)) is not None]
     if command.tool is not None or command.flags:
         rest = [file for file in files if part_of(file.data) is None and not is_registry(file.data)]
@@ -162,7 +163,7 @@ def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
 
 
 def _launch_of(file: GivenFile) -> Launch:
-    """What a file says of the launch; nothing where it is none of a launcher."""
+    """Return what a file says of the launch; nothing where it is none of a launcher."""
     part = part_of(file.data) if tool_of(file.data) is None else None
     if part == "accelerate":
         found = launch.of_accelerate(file.data)
@@ -273,7 +274,7 @@ def _at(problem: Problem, file: str) -> Problem:
 
 
 def _ordered(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields in the order in which a job is read."""
+    """Return the fields in the order in which a job is read."""
     first = (
         *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
         *("dataset_test_split", "reward_funcs", "reward_model_path", "tuning"),

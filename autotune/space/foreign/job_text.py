@@ -11,7 +11,7 @@ _WIDTH = 96
 
 
 def job_text(found: Imported, sources: str) -> str:
-    """The job file, with what is not in it as comments.
+    """Return the job file, with what is not in it as comments.
 
     Args:
         sources: the files, or the command, that it was made of.
@@ -27,7 +27,7 @@ def job_text(found: Imported, sources: str) -> str:
 
 
 def _reasons(fates: list[Fate]) -> list[str]:
-    """Fields by the reason that they share."""
+    """Return fields by the reason that they share."""
     names: dict[str, list[str]] = {}
     for fate in fates:
         names.setdefault(fate.detail, []).append(fate.field)

@@ -117,7 +117,7 @@ class Launch:
 
 
 def of_accelerate(data: Mapping[str, Any]) -> Launch:
-    """What accelerate's file says."""
+    """Return what accelerate's file says."""
     launch = Launch()
     for name, value in _leaves(data):
         launch = launch.joined(accelerate_field(name, value))
@@ -135,12 +135,12 @@ def of_accelerate(data: Mapping[str, Any]) -> Launch:
 
 
 def _alone(fate: Fate) -> Fate:
-    """A number of processes or machines that accelerate passes over."""
+    """Return a number of processes or machines that accelerate passes over."""
     return replace(fate, kind=LEFT, detail="accelerate starts one process: `distributed_type: NO`")
 
 
 def accelerate_field(name: str, value: Any) -> Launch:
-    """What one field of accelerate's file says (`fsdp_config.fsdp_version`)."""
+    """Return what one field of accelerate's file says (`fsdp_config.fsdp_version`)."""
     last = name.rpartition(".")[2]
     if last == "num_processes" and is_count(value):
         return Launch(count=int(value), fates=(fate_of(name, value, CARRIED, "devices"),))
@@ -171,7 +171,7 @@ def accelerate_field(name: str, value: Any) -> Launch:
 
 
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
-    """What DeepSpeed's file says."""
+    """Return what DeepSpeed's file says."""
     launch = Launch(pins={DISTRIBUTED_TYPE: DEEPSPEED})
     for name, value in _leaves(data):
         launch = launch.joined(_deepspeed_field(name, value))
@@ -230,7 +230,8 @@ def _knob(name: str, key: str, value: Any) -> Launch:
 
 
 def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
-    """What fields of a trainer's own file say: a DeepSpeed file by name or whole, or FSDP."""
+    """Return what fields of a trainer's own file say: a DeepSpeed file by name or whole, or
+    FSDP."""
     if isinstance(deepspeed, Mapping):
         return replace(of_deepspeed(deepspeed), fates=())
     if deepspeed:
@@ -244,12 +245,12 @@ def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
 
 
 def reshards(value: Any) -> bool:
-    """Whether FSDP divides weights again after they were used forward."""
+    """True if FSDP divides weights again after they were used forward."""
     return str(value).lower() in _RESHARDS
 
 
 def of_named(name: Any) -> dict[str, Any]:
-    """What the name of a DeepSpeed file says of it (`ds_z3_offload_config.json`)."""
+    """Return what the name of a DeepSpeed file says of it (`ds_z3_offload_config.json`)."""
     text = str(name).rpartition("/")[2]
     stage = _NAMED.search(text)
     if stage is None or not int(stage[1]):
@@ -262,7 +263,7 @@ def of_named(name: Any) -> dict[str, Any]:
 
 
 def _leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """Its fields, the parts of a nested name joined by dots."""
+    """Return its fields, the parts of a nested name joined by dots."""
     found: list[tuple[str, Any]] = []
     for name, value in data.items():
         full = f"{path}.{name}" if path else str(name)
@@ -274,12 +275,12 @@ def _leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 
 def fate_of(name: str, value: Any, kind: FateKind, detail: str) -> Fate:
-    """What became of a field."""
+    """Return what became of a field."""
     return Fate(field=name, value=value, kind=kind, detail=detail)
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number above 0, or such a word."""
+    """True if a value is a whole number above 0, or such a word."""
     if isinstance(value, bool):
         return False
     text = str(value)

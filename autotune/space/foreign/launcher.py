@@ -29,7 +29,7 @@ _OPEN = ("gpu", "auto", "cpu", "xpu")
 
 
 def of_flags(flags: Mapping[str, Any], launcher: str) -> Launch:
-    """What the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
+    """Return what the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
     launch = Launch()
     if launcher == "torchrun" and str(flags.get("nproc_per_node", "")).lower() not in _OPEN:
         launch = Launch(count=1, per_machine=True)  # unless its flag says more
@@ -39,7 +39,7 @@ def of_flags(flags: Mapping[str, Any], launcher: str) -> Launch:
 
 
 def of_settings(data: Mapping[str, Any]) -> tuple[Launch, dict[str, Any]]:
-    """What a trainer's fields say of its launcher, and the other fields."""
+    """Return what a trainer's fields say of its launcher, and the other fields."""
     launch, rest = Launch(), dict(data)
     names = [name for name in data if name in COUNTS or name == "mixed_precision"]
     for name in (_CONFIG, *names):
@@ -49,7 +49,7 @@ def of_settings(data: Mapping[str, Any]) -> tuple[Launch, dict[str, Any]]:
 
 
 def of_variable(name: str, value: str) -> Launch:
-    """What a variable of the environment before a command says."""
+    """Return what a variable of the environment before a command says."""
     if name == "CUDA_VISIBLE_DEVICES" and "$" not in value:
         listed = [part.strip() for part in value.split(",")]
         end = next((n for n, part in enumerate(listed) if part in ("", "-1")), len(listed))
@@ -65,7 +65,7 @@ def of_variable(name: str, value: str) -> Launch:
 
 
 def without_counts(variables: Launch) -> Launch:
-    """What is left of LLaMA-Factory's variables where a launcher starts the program."""
+    """Return what is left of LLaMA-Factory's variables where a launcher starts the program."""
     fates = (
         Fate(
             field=f.field, value=f.value, kind=LEFT, detail="only LLaMA-Factory's command reads it"
@@ -78,7 +78,7 @@ def without_counts(variables: Launch) -> Launch:
 
 
 def _flag(key: str, value: Any, spelling: str) -> Launch:
-    """What one setting says.
+    """Return what one setting says.
 
     Args:
         spelling: as it was given, for its fate.

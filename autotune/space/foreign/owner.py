@@ -63,7 +63,7 @@ _PARTS = (
 
 
 def tool_of(data: Mapping[str, Any]) -> Tool | None:
-    """The tool whose training a file configures; None: it is not such a file."""
+    """Return the tool whose training a file configures; None: it is not such a file."""
     if torchtune.is_torchtune(data):
         return torchtune.TOOL
     if part_of(data) is not None or _is_job(data):
@@ -72,14 +72,14 @@ def tool_of(data: Mapping[str, Any]) -> Tool | None:
 
 
 def _by_marks(data: Mapping[str, Any]) -> Tool | None:
-    """The tool of which a file has two fields."""
+    """Return the tool of which a file has two fields."""
     trls = "model_name_or_path" in data and "model_name" not in data
     tools = [tool for tool in TOOLS.values() if not (trls and tool is unsloth.TOOL)]
     return next((tool for tool in tools if len(tool.marks & data.keys()) >= 2), None)
 
 
 def part_of(data: Mapping[str, Any]) -> str | None:
-    """Whose file it is that makes a job beside others only; None: it is none."""
+    """Return whose file it is that makes a job beside others only; None: it is none."""
     if _is_job(data):
         return None
     if isinstance(data.get("zero_optimization"), Mapping):

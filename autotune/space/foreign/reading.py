@@ -59,16 +59,16 @@ class Reading:
         self._types = field_types(method.name)
 
     def given(self, name: str) -> Any:
-        """What the file says of a field; None where nothing is said."""
+        """Return what the file says of a field; None where nothing is said."""
         value = self.data.get(name)
         return None if isinstance(value, str) and value.lower() in _NOTHING else value
 
     def is_on(self, name: str) -> bool:
-        """Whether a switch of theirs is on."""
+        """True if a switch of theirs is on."""
         return switch(self.given(name)) is True
 
     def has(self, ours: str) -> bool:
-        """Whether the job says something of a field, a knob or a training field already."""
+        """True if the job says something of a field, a knob or a training field already."""
         places = (self.job, self.job.get("fixed", {}), self.job.get("training", {}))
         return any(ours in place for place in places)
 
@@ -77,7 +77,8 @@ class Reading:
         self.data[field] = value
 
     def path_of(self, ours: str) -> str | None:
-        """Where a job field, a knob or a training field of this name stands; None: nowhere."""
+        """Return where a job field, a knob or a training field of this name stands; None:
+        nowhere."""
         knob = self.definition.knob(ours)
         if ours in Job.model_fields:
             return None if ours == "max_length" and self.method.online else ours
@@ -160,7 +161,7 @@ class Reading:
 
     @staticmethod
     def _is_searched(name: str, value: Any, knob: Any) -> bool:
-        """Whether the search tries it anyway, or what computes the same."""
+        """True if the search tries it anyway, or what computes the same."""
         if name == "optim":
             return value in _SAME_MATH
         if name in _COUNTS_ONLY or isinstance(knob.values, str):
@@ -178,7 +179,8 @@ class Reading:
             self.end(field, UNKNOWN, "nothing is known of it")
 
     def _plain(self, name: str, value: Any) -> Any:
-        """A value as the type of its field has it: tools take words for switches and numbers."""
+        """Return a value as the type of its field has it: tools take words for switches and
+        numbers."""
         kinds = self._types.get(name, "")
         if not isinstance(value, str):
             return int(value) if isinstance(value, float) and _counts(kinds, value) else value
@@ -191,7 +193,7 @@ class Reading:
         return value
 
     def counted(self, field: str, default: int) -> int:
-        """A whole number above 0 of theirs; where it is not one, that is a problem."""
+        """Return a whole number above 0 of theirs; where it is not one, that is a problem."""
         value = self.given(field)
         if isinstance(value, str) and value.isdecimal() and len(value) < 10:
             value = int(value)
@@ -232,7 +234,7 @@ class Reading:
 
 
 def switch(value: Any) -> bool | None:
-    """A word that tools take for true or false; None for anything else."""
+    """Return a word that tools take for true or false; None for anything else."""
     if isinstance(value, bool):
         return value
     text = str(value) if isinstance(value, str) else ""

@@ -11,7 +11,7 @@ _WHOLE_NAMES = {"role_tag": "role", "content_tag": "content"}
 
 
 def is_registry(data: Mapping[str, Any]) -> bool:
-    """Whether a file lists data sets."""
+    """True if a file lists data sets."""
     places = ("file_name", "hf_hub_url", "ms_hub_url", "script_url", "cloud_file_name")
     return bool(data) and all(
         isinstance(entry, Mapping) and any(place in entry for place in places)
@@ -52,8 +52,8 @@ def read_registered(reading: Reading) -> None:
 def _place_and_columns(
     entry: Mapping[str, Any], method: str, folder: str
 ) -> tuple[str | None, dict[str, str], str]:
-    """Where the rows lie and what their columns are called; no place and why, where TRL would read
-    other rows."""
+    """Return where the rows lie and what their columns are called; no place and why, where TRL
+    would read other rows."""
     place, file = entry.get("hf_hub_url"), entry.get("file_name")
     place = f"{folder}/{file}" if place is None and isinstance(file, str) else place
     if not isinstance(place, str):

@@ -14,7 +14,7 @@ _OF_TEXT = ("bos", "cls", "eos", "image", "mask", "pad", "sep", "stop", "unk")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field's name says that its value is one."""
+    """True if a field's name says that its value is one."""
     last = name.rpartition(".")[2].rpartition(" ")[2].lstrip("-").replace("-", "_").lower()
     if last.endswith(tuple(f"{word}_token" for word in _OF_TEXT)):
         return False
@@ -22,14 +22,14 @@ def is_secret(name: str) -> bool:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a value has a field of that kind somewhere in it."""
+    """True if a value has a field of that kind somewhere in it."""
     if isinstance(value, Mapping):
         return any(is_secret(str(name)) or holds_secret(part) for name, part in value.items())
     return isinstance(value, list) and any(map(holds_secret, value))
 
 
 def without_secret(fate: Fate) -> Fate:
-    """The same, `***` in place of a secret."""
+    """Return the same, `***` in place of a secret."""
     return replace(fate, value=_hidden(fate.field, fate.value))
 
 

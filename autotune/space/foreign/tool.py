@@ -59,7 +59,7 @@ class Tool:
     flat: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
     def rule(self, name: str) -> Rule | None:
-        """What a field is; None: the table says nothing of it."""
+        """Return what a field is; None: the table says nothing of it."""
         reason = next((why for start, why in self.hidden.items() if name.startswith(start)), None)
         return self.rules.get(name) or (None if reason is None else leave(reason))
 
@@ -121,7 +121,7 @@ def read_precision(reading: Reading, *, default: str) -> None:
 
 
 def is_mixed(reading: Reading, name: str) -> bool:
-    """Whether a switch of mixed precision is on, which Axolotl sets to `auto` or `full`, too."""
+    """True if a switch of mixed precision is on, which Axolotl sets to `auto` or `full`, too."""
     return reading.is_on(name) or str(reading.given(name)).lower() in ("auto", "full")
 
 
@@ -142,7 +142,7 @@ def refuse(reading: Reading, field_name: str, what: str, hint: str | None = None
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 

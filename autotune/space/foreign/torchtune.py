@@ -68,7 +68,7 @@ _HIDDEN = dict.fromkeys(
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Its fields with the parts of a nested name joined; `${name}` as what it stands for."""
+    """Return its fields with the parts of a nested name joined; `${name}` as what it stands for."""
     fields: dict[str, Any] = {}
 
     def walk(value: Any, path: str) -> None:
@@ -92,7 +92,7 @@ def _resolved(value: Any, data: Mapping[str, Any]) -> Any:
 
 
 def is_torchtune(data: Mapping[str, Any]) -> bool:
-    """Whether a part of the file names its component."""
+    """True if a part of the file names its component."""
     return any(isinstance(value, Mapping) and COMPONENT in value for value in data.values())
 
 

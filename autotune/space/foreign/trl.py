@@ -42,7 +42,7 @@ _RULES = {
 
 
 def _method(data: Mapping[str, Any]) -> str | None:
-    """The method whose fields alone explain the file; None: several do."""
+    """Return the method whose fields alone explain the file; None: several do."""
     fits = [name for name in METHODS if name != "ppo" and _own_fields(name) & data.keys()]
     best = max((len(_own_fields(name) & data.keys()) for name in fits), default=0)
     most = [name for name in fits if len(_own_fields(name) & data.keys()) == best]
@@ -50,7 +50,7 @@ def _method(data: Mapping[str, Any]) -> str | None:
 
 
 def _own_fields(method: str) -> frozenset[str]:
-    """Fields of a method that not every other has."""
+    """Return fields of a method that not every other has."""
     shared = frozenset.intersection(*(training_fields(n) for n in METHODS if n != "ppo"))
     return training_fields(method) - shared
 
@@ -70,7 +70,7 @@ def _read(reading: Reading) -> None:
 
 
 def _is_trl(reading: Reading) -> bool:
-    """Whether TRL reads it, and not a program of its user's with plain TrainingArguments."""
+    """True if TRL reads it, and not a program of its user's with plain TrainingArguments."""
     return not ("logging_nan_inf_filter" in reading.data and len(reading.data) > 60)
 
 

@@ -19,7 +19,7 @@ _WRITE = "`autotune init` writes a job"
 def given_data(
     path: Path, sets: Sequence[str], imported: Callable[[Imported], None]
 ) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The data of a job, and the line of each part.
+    """Return the data of a job, and the line of each part.
 
     Args:
         sets: flags over it, which may say what another tool's file leaves open.
@@ -39,7 +39,7 @@ def given_data(
 
 
 def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """What a job file, or one of another tool, holds: YAML or JSON, and its lines.
+    """Return what a job file, or one of another tool, holds: YAML or JSON, and its lines.
 
     Raises:
         UserError: it cannot be read, or is no mapping.
@@ -51,7 +51,7 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
 
 
 def _wishes(sets: Sequence[str]) -> Wishes:
-    """What flags say that another tool's file may leave open."""
+    """Return what flags say that another tool's file may leave open."""
     given: dict[str, Any] = {}
     for text in sets:
         key, _, value = text.partition("=")
@@ -67,7 +67,7 @@ def _wishes(sets: Sequence[str]) -> Wishes:
 
 
 def _lines_of(found: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
-    """The lines of a job's fields, as those have them that they came from."""
+    """Return the lines of a job's fields, as those have them that they came from."""
     known = {path: tuple(field.split(".")) for path, field in found.origins.items()}
     return {
         path: lines.get(theirs, lines.get((".".join(theirs),), 0))

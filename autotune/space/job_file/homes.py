@@ -99,7 +99,7 @@ class Home:
         return f"--set {shlex.quote(f'{name}={dump_flow(self.value)}')}"
 
     def told(self, by_flag: bool) -> str:
-        """What to write."""
+        """Return what to write."""
         return f"write `{self.flag if by_flag else self.line}`"
 
 
@@ -111,7 +111,7 @@ def home_of(
     *,
     by_flag: bool = False,
 ) -> str | None:
-    """What to write in place of an unknown field of a job; None: nothing is known of it.
+    """Return what to write in place of an unknown field of a job; None: nothing is known of it.
 
     Args:
         definition: the search space of the job.
@@ -144,7 +144,7 @@ def home_of(
 
 
 def of_devices(value: Any, by_flag: bool) -> str | None:
-    """What to write where `devices` is one value: memory, a number of them, or a kind."""
+    """Return what to write where `devices` is one value: memory, a number of them, or a kind."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return Home(("devices",), {"count": 2, "memory": "20GiB"}).told(by_flag)
     if isinstance(value, int):
@@ -166,7 +166,7 @@ def _of_knob_or_field(
 
 
 def _translated(name: str, value: Any) -> Any:
-    """A value as the stack of today writes it."""
+    """Return a value as the stack of today writes it."""
     if name in _SIZES and str(value).isdecimal():
         return f"{value}GiB"  # a size without a unit would be so many bytes
     value = value.removeprefix("torch.") if isinstance(value, str) else value
@@ -182,7 +182,7 @@ def _pinned(reason: str, pins: dict[str, Any], by_flag: bool) -> str:
 
 
 def _device(value: Any, by_flag: bool) -> str:
-    """What a kind of device is, or the name of one."""
+    """Return what a kind of device is, or the name of one."""
     kind = str(value).partition(":")[0].lower()
     if kind in ("cuda", "gpu", "cpu"):
         return Home(("devices", "kind"), "cpu" if kind == "cpu" else "cuda").told(by_flag)

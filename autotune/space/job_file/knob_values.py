@@ -34,7 +34,7 @@ _JUDGED_ELSEWHERE = (*_WHOLE_NUMBERS, *COUNTS_FROM_ZERO, VLLM_SHARE, "lora_targe
 
 
 def uncounted(job: Job) -> Iterator[Found]:
-    """Knobs that count something, and values that do not."""
+    """Yield knobs that count something, and values that do not."""
     for section, name, values in _entries(job):
         if name not in (*_WHOLE_NUMBERS, *COUNTS_FROM_ZERO):
             continue
@@ -48,7 +48,7 @@ def uncounted(job: Job) -> Iterator[Found]:
 
 
 def impossible(job: Job, definition: SpaceDefinition, types: Mapping[str, str]) -> Iterator[Found]:
-    """Values that are no choices of their knobs, or not of their types.
+    """Yield values that are no choices of their knobs, or not of their types.
 
     Args:
         types: of the trainer's fields, as its source has them.

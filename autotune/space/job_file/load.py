@@ -38,7 +38,8 @@ def load_job(
     elsewhere: bool = False,
     imported: Callable[[Imported], None] = lambda _: None,
 ) -> tuple[Job, SpaceDefinition]:
-    """The job of a file (or of flags alone) with `--set` values over it, and its search space.
+    """Return the job of a file (or of flags alone) with `--set` values over it, and its search
+    space.
 
     The configuration of another tool's training is read as a job (`autotune.space.foreign`).
 
@@ -60,8 +61,8 @@ def load_job(
 
 
 def load_data(data: Mapping[str, Any], sets: Sequence[str] = ()) -> tuple[Job, SpaceDefinition]:
-    """The job of data that a program holds, with `--set` values over it, and its search space.
-    Paths are relative to the current folder.
+    """Return the job of data that a program holds, with `--set` values over it, and its search
+    space. Paths are relative to the current folder.
 
     Raises:
         UserError: every problem at once, each with the field that it is about.
@@ -71,7 +72,7 @@ def load_data(data: Mapping[str, Any], sets: Sequence[str] = ()) -> tuple[Job, S
 
 
 def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
-    """The job that was made of another tool's files, judged as a job file is.
+    """Return the job that was made of another tool's files, judged as a job file is.
 
     Args:
         base: the folder that its paths are relative to; what they name need not be there.
@@ -100,7 +101,7 @@ class Judged:
 def judge_job(
     data: Mapping[str, Any], positions: Positions, name: str, base: Path, unsound: Collection[str]
 ) -> Judged:
-    """A job of data that may be wrong.
+    """Return a job of data that may be wrong.
 
     Args:
         positions: where each part stands.
@@ -131,7 +132,7 @@ class _Loading(Draft):
         return shown(self._problems, self._name)
 
     def load(self, sets: Sequence[str], elsewhere: bool) -> tuple[Job, SpaceDefinition]:
-        """The job, and its search space.
+        """Return the job, and its search space.
 
         Raises:
             UserError: every problem at once.
@@ -145,7 +146,7 @@ class _Loading(Draft):
     def judge(
         self, definition: SpaceDefinition, sets: Sequence[str], elsewhere: bool
     ) -> Job | None:
-        """The job, as far as it is sound; what is wrong with it is among `problems`."""
+        """Return the job, as far as it is sound; what is wrong with it is among `problems`."""
         for section in ("fixed", "recipe"):
             self.canonical_names(section)
         for text in sets:
@@ -162,7 +163,7 @@ class _Loading(Draft):
         return job
 
     def definition(self, sets: Sequence[str]) -> SpaceDefinition:
-        """The space must be known before names can be judged, whatever else is wrong."""
+        """Return the space must be known before names can be judged, whatever else is wrong."""
         data, base = dict(self._data), self._base
         for text in sets:
             key, _, value = text.partition("=")
@@ -233,7 +234,8 @@ class _Loading(Draft):
                 self._data[GLOBAL_BATCH] = 16
 
     def _validated(self, definition: SpaceDefinition) -> Job | None:
-        """The job; where fields are wrong, the job of the others, so that these are judged too."""
+        """Return the job; where fields are wrong, the job of the others, so that these are judged
+        too."""
         try:
             return Job.model_validate(self._data)
         except ValidationError as error:
@@ -252,7 +254,7 @@ class _Loading(Draft):
             return None
 
     def _way(self, path: Any, detail: Any, definition: SpaceDefinition) -> str | None:
-        """What to write in place of what is wrong at the top of a job; None: not known."""
+        """Return what to write in place of what is wrong at the top of a job; None: not known."""
         if len(path) == 1 and detail["type"] in UNKNOWN:
             hint: str | None = self._home(path, self._data.get(path[0]), definition)
             return hint

@@ -34,7 +34,7 @@ class NewJob:
     tuning: str
 
     def text(self) -> str:
-        """The job file."""
+        """Return the job file."""
         lines = [
             "# What to fine-tune, and on what data. What this file names is relative to it.",
             "# `autotune validate` checks it; docs/job.md has all fields.",

@@ -23,7 +23,7 @@ _OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id",
 
 
 def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
-    """What is wrong with lengths and rewards in a job of this method."""
+    """Yield what is wrong with lengths and rewards in a job of this method."""
     if not method.online:
         yield from _foreign_rewards(data)
         return
@@ -57,7 +57,7 @@ def _foreign_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _of_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
-    """Names of TRL's own functions, and a weight for each reward."""
+    """Yield names of TRL's own functions, and a weight for each reward."""
     names = data.get("reward_funcs")
     names = names if isinstance(names, list) else []
     for index, name in enumerate(names):
@@ -72,7 +72,7 @@ def _of_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _of_generation(training: Any) -> Iterator[Found]:
-    """What is asked of generation must leave the length of completions to the knob."""
+    """Yield what is asked of generation must leave the length of completions to the knob."""
     kwargs = training.get("generation_kwargs") if isinstance(training, Mapping) else None
     if kwargs is None:
         return

@@ -46,7 +46,7 @@ _MOST_LOOKED_UP = 100
 
 
 def secret_of(name: str, value: Any) -> str | None:
-    """The name of what is a secret in a training field; None: nothing is."""
+    """Return the name of what is a secret in a training field; None: nothing is."""
     names = [name, *(value if isinstance(value, Mapping) else ())]
     return next((str(one) for one in names if one in SECRETS), None)
 
@@ -81,23 +81,24 @@ class Draft:
         return "--set" if any(prefix[: len(path)] == path for prefix in self._set) else self._name
 
     def _base_of(self, path: tuple[str, ...]) -> Path:
-        """What a path is relative to: the job file, or the shell where a flag gave it."""
+        """Return what a path is relative to: the job file, or the shell where a flag gave it."""
         return Path.cwd() if self._is_set(path) else self._base
 
     def _is_set(self, path: tuple[str | int, ...]) -> bool:
-        """Whether a flag gave it, or the whole of what it stands in."""
+        """True if a flag gave it, or the whole of what it stands in."""
         return any(path[:length] in self._set for length in range(1, len(path) + 1))
 
     def _report(self, path: tuple[str | int, ...], what: str, hint: str | None = None) -> None:
         self._problems.append(Problem(where=self._where(path), what=what, hint=hint))
 
     def _nearest(self, name: str, choices: Collection[str]) -> str | None:
-        """A hint that names the closest valid name, for the first of many."""
+        """Return a hint that names the closest valid name, for the first of many."""
         self._looked_up += 1
         return nearest(name, choices) if self._looked_up <= _MOST_LOOKED_UP else None
 
     def _home(self, path: tuple[str | int, ...], value: Any, definition: SpaceDefinition) -> Any:
-        """Where the field at `path` belongs, in the form in which it came; None: not known."""
+        """Return where the field at `path` belongs, in the form in which it came; None: not
+        known."""
         by_flag = self._where(path) == "--set"
         name = str(path[-1])
         home = home_of(name, value, definition, self._fields, by_flag=by_flag)
@@ -158,7 +159,8 @@ class Draft:
             self._section("recipe").pop("max_length", None)
 
     def _section(self, name: str) -> dict[str, Any]:
-        """A section to be written to; what is no section is left for `_validated` to refuse."""
+        """Return a section to be written to; what is no section is left for `_validated` to
+        refuse."""
         section = self._data.get(name, {})
         if not isinstance(section, Mapping):
             return {}
@@ -204,7 +206,7 @@ class Draft:
 
 
 def _of_other_methods(name: str) -> str | None:
-    """What a training field is that the method of the job lacks; None: no method has it."""
+    """Return what a training field is that the method of the job lacks; None: no method has it."""
     methods = [method for method in METHODS if name in training_fields(method)]
     if not methods:
         return None
@@ -218,7 +220,8 @@ def _flag_value(name: str, text: str) -> Any:
 
 
 def _expanded(budget: Any) -> Any:
-    """A budget of one word as the mapping it stands for; what is wrong with it is told later."""
+    """Return a budget of one word as the mapping it stands for; what is wrong with it is told
+    later."""
     try:
         return as_budget(budget)
     except ValueError:

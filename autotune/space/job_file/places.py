@@ -16,7 +16,7 @@ BaseOf = Callable[[tuple[str, ...]], Path]
 
 
 def with_places(job: Job, base_of: BaseOf) -> Job:
-    """The job with absolute paths, and a well-known model by its hub id."""
+    """Return the job with absolute paths, and a well-known model by its hub id."""
     fields: dict[str, Any] = {"model": _model(job.model, base_of(("model",)))}
     if isinstance(job.dataset, str):
         fields["dataset"] = resolve_path(job.dataset, base_of(("dataset",)))

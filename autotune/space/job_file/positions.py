@@ -32,12 +32,13 @@ def field_positions(data: Mapping[str, Any]) -> Positions:
 
 
 def field_name(path: Path_) -> str:
-    """The name of a field, with those that it stands in."""
+    """Return the name of a field, with those that it stands in."""
     return ".".join(map(str, path))[:_MOST_NAME]
 
 
 def position_of(path: Path_, positions: Positions) -> str | None:
-    """The position of a part, or of the nearest that it stands in; None: neither is given."""
+    """Return the position of a part, or of the nearest that it stands in; None: neither is
+    given."""
     for length in range(len(path), 0, -1):
         if path[:length] in positions:
             return positions[path[:length]]

@@ -30,8 +30,8 @@ def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...],
 
 
 def _without_marks(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """A place in a job without what pydantic adds: the kind of a dataset, the mark of a key. A
-    field of the user's may be called the same."""
+    """Return a place in a job without what pydantic adds: the kind of a dataset, the mark of a key.
+    A field of the user's may be called the same."""
     kind = location[:2] in {("dataset", "name"), ("dataset", "no_data")}
     rest = location[2:] if kind else location[1:]
     return (*location[:1], *(rest[:-1] if rest[-1:] == ("[key]",) else rest))
@@ -58,7 +58,7 @@ _RULES = {
 def explain(
     detail: Any, path: tuple[str | int, ...], home: str | None = None
 ) -> tuple[str, str | None]:
-    """A pydantic error in our words: what is wrong, and the next step.
+    """Return a pydantic error in our words: what is wrong, and the next step.
 
     Args:
         home: what to write in place of the field, or of its value.
@@ -76,7 +76,7 @@ def explain(
 
 
 def _message(detail: Any) -> str:
-    """The rule, and what came."""
+    """Return the rule, and what came."""
     told = str(detail["msg"])
     if told.startswith("Value error, "):
         return told.removeprefix("Value error, ")
@@ -101,13 +101,14 @@ def _fields_at(path: tuple[str | int, ...]) -> list[str]:
 
 
 def as_yaml(value: Any) -> str:
-    """A value as the user would write it; of a long one the beginning."""
+    """Return a value as the user would write it; of a long one the beginning."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def shown(problems: list[Problem], name: str) -> list[Problem]:
-    """The problems as a user can read them: a list of choices once, and of very many the first."""
+    """Return the problems as a user can read them: a list of choices once, and of very many the
+    first."""
     told: set[str] = set()
     kept = []
     for problem in problems[:_MOST_SHOWN]:

@@ -50,7 +50,7 @@ Wrong = tuple[str, str | None]
 
 
 def wrong_value(name: str, value: Any, type_text: str | None) -> Wrong | None:
-    """Why a field cannot have this value; None: it can, or nothing is known.
+    """Return why a field cannot have this value; None: it can, or nothing is known.
 
     Args:
         type_text: its type, as the stack's source has it (`int | None`).
@@ -79,14 +79,14 @@ def wrong_value(name: str, value: Any, type_text: str | None) -> Wrong | None:
 
 
 def _without_files(kinds: list[ast.expr]) -> list[ast.expr]:
-    """The kinds without the text that a mapping may be read from: it can name a file, which would
-    be opened unseen."""
+    """Return the kinds without the text that a mapping may be read from: it can name a file, which
+    would be opened unseen."""
     names = {ast.unparse(kind).partition("[")[0] for kind in kinds}
     return [kind for kind in kinds if "dict" not in names or ast.unparse(kind) != "str"]
 
 
 def _null_does(name: str, type_text: str) -> bool:
-    """Whether null is as good as false, nothing or no end: of numbers and choices it is not."""
+    """True if null is as good as false, nothing or no end: of numbers and choices it is not."""
     nulls = type_text in ("bool", "str") or type_text.startswith("list[")
     return name in _MAY_BE_NULL or nulls
 
@@ -108,7 +108,7 @@ def _next_step(value: Any, kinds: list[ast.expr], choices: tuple[str, ...]) -> s
 
 
 def _beyond(name: str, value: Any) -> Wrong | None:
-    """A number outside what the trainer takes."""
+    """Return a number outside what the trainer takes."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     bounds = ""
@@ -134,7 +134,7 @@ def _alternatives(node: ast.expr) -> list[ast.expr]:
 
 
 def _fits(kind: ast.expr, value: Any) -> bool:
-    """Whether a value is of a kind; of one that is not known any is."""
+    """True if a value is of a kind; of one that is not known any is."""
     name = ast.unparse(kind.value if isinstance(kind, ast.Subscript) else kind)
     if name == "Literal" and isinstance(kind, ast.Subscript):
         told = ast.literal_eval(kind.slice)
@@ -172,7 +172,7 @@ def _words(kind: ast.expr) -> str:
 
 @functools.cache
 def _choices(type_name: str) -> tuple[str, ...]:
-    """What an enumeration of transformers lists; nothing for any other type."""
+    """Return what an enumeration of transformers lists; nothing for any other type."""
     file = _ENUMERATIONS.get(type_name)
     if file is None:
         return ()
@@ -194,7 +194,7 @@ def _listed(choices: tuple[str, ...]) -> str:
 
 
 def _told(value: Any) -> str:
-    """A value as it is written, so that a text that looks like a number shows its quotes."""
+    """Return a value as it is written, so that a text that looks like a number shows its quotes."""
     text = dump_flow(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -207,7 +207,7 @@ def _is_number(text: str) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is plain finite data."""
+    """True if a value is plain finite data."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -59,7 +59,7 @@ def without_effect(job: Job, definition: SpaceDefinition) -> list[tuple[str, str
 
 
 def _decided_context(job: Job, definition: SpaceDefinition) -> dict[str, Any]:
-    """What conditions of existence may ask, as far as the job alone decides it."""
+    """Return what conditions of existence may ask, as far as the job alone decides it."""
     pinned = {
         knob.name: job.fixed.get(knob.name, knob.values[0])
         for knob in definition.knobs
@@ -82,7 +82,7 @@ def _lacking_condition(knob: Knob, context: dict[str, Any]) -> str | None:
 
 
 def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | None:
-    """What a field of DeepSpeed's needs where the job never comes to use it."""
+    """Return what a field of DeepSpeed's needs where the job never comes to use it."""
     is_sharded = may_be_sharded(job)
     if name not in _OFFLOADS:
         return None if is_sharded else _pin(DISTRIBUTED_TYPE, DEEPSPEED)
@@ -95,7 +95,7 @@ def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | No
 
 
 def _tried_values(name: str, job: Job, definition: SpaceDefinition) -> list[Any]:
-    """The values of a knob that the job tries."""
+    """Return the values of a knob that the job tries."""
     if name in job.fixed:
         return [job.fixed[name]]
     knob = definition.knob(name)

@@ -15,7 +15,8 @@ WITHOUT_HIDDEN_SIZE = {BUCKET_SIZE: 500_000_000, PREFETCHED: 50_000_000, PERSIST
 
 
 def as_transformers(knob: str, hidden_size: int | None) -> int:
-    """The elements that transformers fills in; where a model has no hidden size, DeepSpeed's."""
+    """Return the elements that transformers fills in; where a model has no hidden size,
+    DeepSpeed's."""
     if not hidden_size:
         return WITHOUT_HIDDEN_SIZE[knob]
     square = hidden_size * hidden_size
@@ -23,7 +24,7 @@ def as_transformers(knob: str, hidden_size: int | None) -> int:
 
 
 def and_larger(knob: str, hidden_size: int | None) -> list[int]:
-    """The sizes that are worth a try, in elements: that of transformers, and larger ones."""
+    """Return the sizes that are worth a try, in elements: that of transformers, and larger ones."""
     first = as_transformers(knob, hidden_size)
     if not hidden_size:
         return [first]

@@ -62,7 +62,7 @@ def deepspeed_config(
     device_kind: str,
     vocab_size: int | None = None,
 ) -> dict[str, Any]:
-    """The file as data, every value resolved.
+    """Return the file as data, every value resolved.
 
     Args:
         sharding: a `DEEPSPEED` one.
@@ -99,8 +99,8 @@ def deepspeed_config(
 def auto_config(
     sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **fields: Any
 ) -> dict[str, Any]:
-    """The same file with `auto` wherever transformers' Trainer fills that very value in, for those
-    who keep their own TrainingArguments. Arguments are those of `deepspeed_config`."""
+    """Return the same file with `auto` wherever transformers' Trainer fills that very value in, for
+    those who keep their own TrainingArguments. Arguments are those of `deepspeed_config`."""
     file = deepspeed_config(sharding, config, hidden_size, **fields)
     sizes = (BUCKET_SIZE, PREFETCHED, PERSISTENCE)
     arguments = {
@@ -124,7 +124,7 @@ def deepspeed_of(
     facts: Facts,
     make: Callable[..., dict[str, Any]] = deepspeed_config,
 ) -> dict[str, Any] | None:
-    """The file of a candidate on the device of the facts; None where it is not DeepSpeed's.
+    """Return the file of a candidate on the device of the facts; None where it is not DeepSpeed's.
 
     Args:
         make: `deepspeed_config`, or `auto_config`.
@@ -147,7 +147,7 @@ def _clipping(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _fp16(enabled: bool) -> dict[str, Any]:
-    """Half precision with a loss scale that adapts itself (`loss_scale` 0)."""
+    """Return half precision with a loss scale that adapts itself (`loss_scale` 0)."""
     if not enabled:
         return {"enabled": False}
     return {
@@ -161,7 +161,7 @@ def _fp16(enabled: bool) -> dict[str, Any]:
 
 
 def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
-    """What is sharded, and in which pieces it is exchanged (elements, not bytes)."""
+    """Return what is sharded, and in which pieces it is exchanged (elements, not bytes)."""
     requested_sizes = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
     sizes = {BUCKET_SIZE: requested_sizes[0], PREFETCHED: requested_sizes[1]}
     sizes[PERSISTENCE] = sharding.stage3_param_persistence_threshold
@@ -191,7 +191,7 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
 
 
 def _offload(sharding: Sharding, device_kind: str, largest: int) -> dict[str, dict[str, Any]]:
-    """Where optimizer states and weights are kept while they are not used.
+    """Return where optimizer states and weights are kept while they are not used.
 
     Args:
         largest: elements of the largest weight; each process reads its part of it at once.

@@ -21,7 +21,7 @@ def fsdp_fields(sharding: Sharding) -> dict[str, Any]:
 
 
 def fsdp_environment(sharding: Sharding, **environment: Any) -> dict[str, str]:
-    """The variables that `accelerate launch` makes of these fields.
+    """Return the variables that `accelerate launch` makes of these fields.
 
     Args:
         environment: fields that are to be others.

@@ -31,7 +31,7 @@ def group_sizes(job: Job) -> list[int]:
 
 
 def groups_problem(job: Job) -> Problem | None:
-    """A size that was asked for, which divides no number of processes of the job."""
+    """Return a size that was asked for, which divides no number of processes of the job."""
     sizes = job.recipe.get(HPZ, [job.fixed.get(HPZ, 1)])
     counts = process_counts(job)
     for size in sizes:
@@ -50,7 +50,7 @@ def groups_problem(job: Job) -> Problem | None:
 
 
 def group_problem(job: Job, values: Mapping[str, Any]) -> str | None:
-    """Why a candidate's weights cannot be held once more as it says; None: they can."""
+    """Return why a candidate's weights cannot be held once more as it says; None: they can."""
     size, count = values.get(HPZ, 1), processes_of(values, job)
     if size == 1:
         return None
@@ -65,5 +65,5 @@ def group_problem(job: Job, values: Mapping[str, Any]) -> str | None:
 
 
 def _divides(size: int, count: int) -> bool:
-    """Whether there are several groups; one of all processes would hold what stage 3 does."""
+    """True if there are several groups; one of all processes would hold what stage 3 does."""
     return size == 1 or (size < count and count % size == 0)

@@ -26,12 +26,13 @@ def processes_of(values: Mapping[str, Any], job: Job) -> int:
 
 
 def rows_of_step(candidate: Candidate, job: Job) -> int:
-    """Rows of an optimizer step over all devices."""
+    """Return rows of an optimizer step over all devices."""
     return candidate.global_batch * processes_of(candidate.values, job)
 
 
 def process_counts(job: Job) -> list[int]:
-    """Every number of processes that the job considers: what it pins or lists, else all devices.
+    """Return every number of processes that the job considers: what it pins or lists, else all
+    devices.
 
     Fewer would only wait for work: with as many rows in an optimizer step, a process needs no less
     memory where there are fewer of them. Beside a server that takes some of the devices it is every
@@ -48,7 +49,7 @@ def process_counts(job: Job) -> list[int]:
 
 
 def may_be_sharded(job: Job) -> bool:
-    """Whether a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
+    """True if a job has the knobs of `search_spaces/sharding.yaml`: with several devices always,
     with one where it asks for one of them, because ZeRO offloads for a single process, too. (Groups
     that hold weights once more are of several devices only.)"""
     names = job.fixed.keys() | job.recipe.keys()
@@ -56,21 +57,22 @@ def may_be_sharded(job: Job) -> bool:
 
 
 def shares_with_server(job: Job) -> bool:
-    """Whether a vLLM server takes some of the job's devices: where there are several."""
+    """True if a vLLM server takes some of the job's devices: where there are several."""
     uses_server = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
     return uses_server and job.devices.total > 1
 
 
 def server_devices(values: Mapping[str, Any]) -> int:
-    """How many of a job's devices are a candidate's server's; 0: none, or others than the job's."""
+    """Return how many of a job's devices are a candidate's server's; 0: none, or others than the
+    job's."""
     if not values.get(USE_VLLM) or values.get(VLLM_MODE) != VLLM_SERVER:
         return 0
     return int(values.get(TENSOR_PARALLEL) or 0)
 
 
 def processes_problem(job: Job) -> Problem | None:
-    """The problem of more processes than devices (or than a server leaves), or of a number that
-    machines cannot share equally; None: there is none."""
+    """Return the problem of more processes than devices (or than a server leaves), or of a number
+    that machines cannot share equally; None: there is none."""
     if job.devices.nodes > 1 and (problem := _machines_problem(job)) is not None:
         return problem
     server_devices = shares_with_server(job)
@@ -92,7 +94,7 @@ def processes_problem(job: Job) -> Problem | None:
 
 
 def _machines_problem(job: Job) -> Problem | None:
-    """What several machines cannot share."""
+    """Return what several machines cannot share."""
     nodes = job.devices.nodes
     if job.fixed.get(USE_VLLM) is True:
         return Problem(
@@ -112,7 +114,8 @@ def _machines_problem(job: Job) -> Problem | None:
 
 
 def undivided(sequences: int, job: Job) -> Problem | None:
-    """Rows of a global batch that some number of processes cannot share equally, with what can."""
+    """Return rows of a global batch that some number of processes cannot share equally, with what
+    can."""
     for count in process_counts(job):
         if sequences % count == 0:
             continue
@@ -130,5 +133,6 @@ def undivided(sequences: int, job: Job) -> Problem | None:
 
 
 def _whole_number(value: Any) -> int:
-    """The number itself; a value that is not a whole number counts as 1 (the loader refuses it)."""
+    """Return the number itself; a value that is not a whole number counts as 1 (the loader refuses
+    it)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

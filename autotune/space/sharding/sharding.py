@@ -66,26 +66,27 @@ class Sharding:
 
     @property
     def in_group(self) -> bool:
-        """Whether processes join a group: several, or the one for which DeepSpeed offloads."""
+        """True if processes join a group: several, or the one for which DeepSpeed offloads."""
         return self.num_processes > 1 or self.distributed_type == DEEPSPEED
 
     @property
     def offloads(self) -> bool:
-        """Whether anything is kept off the device."""
+        """True if anything is kept off the device."""
         return {self.offload_optimizer_device, self.offload_param_device} != {"none"}
 
     @property
     def on_disk(self) -> bool:
-        """Whether anything is kept on an NVMe disk."""
+        """True if anything is kept on an NVMe disk."""
         return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 
     def plain(self) -> dict[str, Any]:
-        """The sharding as JSON data."""
+        """Return the sharding as JSON data."""
         return asdict(self)
 
 
 def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
-    """What a candidate's knobs say of it; one process shares nothing, DeepSpeed may offload for it.
+    """Return what a candidate's knobs say of it; one process shares nothing, DeepSpeed may offload
+    for it.
 
     Args:
         devices: of the job: one process on each, where no knob says otherwise.
@@ -110,7 +111,8 @@ def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
 
 
 def engine_name(sharding: Sharding) -> str:
-    """What spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`, or `a plain copy`."""
+    """Return what spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`, or `a plain
+    copy`."""
     if sharding.distributed_type == DEEPSPEED:
         optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
         return zero_name(sharding.zero_stage, optimizer, weights)
@@ -120,19 +122,20 @@ def engine_name(sharding: Sharding) -> str:
 
 
 def zero_name(stage: int, optimizer: str, weights: str) -> str:
-    """The name of a DeepSpeed sharding, by its stage and where optimizer states and weights are."""
+    """Return the name of a DeepSpeed sharding, by its stage and where optimizer states and weights
+    are."""
     offloads = [("optimizer", optimizer), ("weights", weights)]
     places = [f"{what} on {device}" for what, device in offloads if device != "none"]
     return ", ".join([f"ZeRO-{stage}", *places])
 
 
 def fsdp_name(reshards: bool) -> str:
-    """The name of an FSDP sharding."""
+    """Return the name of an FSDP sharding."""
     return "FSDP2" if reshards else "FSDP2, not resharded"
 
 
 def on_cpus(sharding: Sharding) -> dict[str, Any]:
-    """Fields of the trainer that bring several processes on CPUs to work together.
+    """Return fields of the trainer that bring several processes on CPUs to work together.
 
     `use_cpu` is right for DDP alone: with it accelerate silently makes DDP of DeepSpeed and of
     FSDP too. Without it accelerate finds no backend by itself and has to be told gloo.

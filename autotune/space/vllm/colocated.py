@@ -52,7 +52,7 @@ STEP = 0.01
 
 
 def vllm_share(config: Mapping[str, Any], device_bytes: int) -> VllmShare | None:
-    """What vLLM has of a device of so many bytes; None: nothing.
+    """Return what vLLM has of a device of so many bytes; None: nothing.
 
     Args:
         config: the flat configuration of a candidate.
@@ -67,7 +67,8 @@ def vllm_share(config: Mapping[str, Any], device_bytes: int) -> VllmShare | None
 def needed_share(
     job: Job, facts: Facts, sequences: int, completion: int, size: int = 1
 ) -> float | None:
-    """The least share of a device's memory in which all its completions are generated at once.
+    """Return the least share of a device's memory in which all its completions are generated at
+    once.
 
     Args:
         sequences: completions of a generation on the device.
@@ -83,8 +84,8 @@ def needed_share(
 
 
 def least_share(job: Job, facts: Facts, completion: int, size: int = 1) -> float | None:
-    """The least share with which vLLM can start: the cache holds the longest sequence that it must
-    be ready for."""
+    """Return the least share with which vLLM can start: the cache holds the longest sequence that
+    it must be ready for."""
     return _share(facts, longest_sequence(job, facts, completion), size)
 
 
@@ -97,7 +98,7 @@ def _share(facts: Facts, tokens: int, size: int) -> float | None:
 
 
 def weights_bytes(model: ModelFacts, size: int) -> int:
-    """A device's part of the weights, which vLLM keeps in 16 bits.
+    """Return a device's part of the weights, which vLLM keeps in 16 bits.
 
     Args:
         size: devices among which they are divided.
@@ -106,8 +107,8 @@ def weights_bytes(model: ModelFacts, size: int) -> int:
 
 
 def cache_bytes(model: ModelFacts, tokens: int, size: int) -> int | None:
-    """A device's part of the keys and values of so many tokens: that of its heads, of which there
-    may be fewer than devices. None: it is not known how much a token takes."""
+    """Return a device's part of the keys and values of so many tokens: that of its heads, of which
+    there may be fewer than devices. None: it is not known how much a token takes."""
     if model.cache_bytes_per_token is None:
         return None
     parts = min(size, model.key_value_heads or size)
@@ -115,13 +116,13 @@ def cache_bytes(model: ModelFacts, tokens: int, size: int) -> int | None:
 
 
 def other_bytes(model: ModelFacts, size: int, tokens: int = PROFILED_TOKENS) -> int:
-    """What is assumed of the rest: a pass over so many tokens, graphs, libraries."""
+    """Return what is assumed of the rest: a pass over so many tokens, graphs, libraries."""
     pass_bytes = 2 * tokens * VALUES_A_TOKEN * (model.hidden_size or 4096)
     return pass_bytes + RUNTIME_BYTES + (NCCL_BYTES if size > 1 else 0)
 
 
 def max_model_length(job: Job, facts: Facts, completion: int) -> int | None:
-    """Tokens of prompt and completion that vLLM must be ready for; None: those of the model,
+    """Return tokens of prompt and completion that vLLM must be ready for; None: those of the model,
     because not all prompts are known (of a sample, of an evaluation)."""
     evaluates = job.training.get("eval_strategy", "no") not in ("no", None, False)
     length = job.training.get(MAX_LENGTH)
@@ -131,13 +132,13 @@ def max_model_length(job: Job, facts: Facts, completion: int) -> int | None:
 
 
 def longest_sequence(job: Job, facts: Facts, completion: int) -> int:
-    """Tokens of the longest sequence that the cache has to hold for vLLM to start."""
+    """Return tokens of the longest sequence that the cache has to hold for vLLM to start."""
     length = max_model_length(job, facts, completion)
     return length or facts.model.max_positions or facts.data.longest + completion
 
 
 def vllm_fields(job: Job, config: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """What a configuration that generates with vLLM has to say besides its knobs."""
+    """Return what a configuration that generates with vLLM has to say besides its knobs."""
     if not config.get(USE):
         return {}
     length = max_model_length(job, facts, config[COMPLETION])
@@ -145,7 +146,7 @@ def vllm_fields(job: Job, config: Mapping[str, Any], facts: Facts) -> dict[str, 
 
 
 def share_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
-    """Why a candidate's share cannot be; None: it can, or there is none."""
+    """Return why a candidate's share cannot be; None: it can, or there is none."""
     if VLLM_SHARE not in values or values.get(MODE) == SERVER:
         return None
     share, completion = values[VLLM_SHARE], values[COMPLETION]

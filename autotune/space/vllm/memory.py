@@ -25,11 +25,11 @@ class VllmShare:
         return self.awake_bytes if self.asleep_bytes is None else self.asleep_bytes
 
     def left_of(self, limit_bytes: int) -> int:
-        """Bytes of a limit for both that are the training's."""
+        """Return bytes of a limit for both that are the training's."""
         return max(limit_bytes - self.always_bytes, 1)
 
     def added_peak(self, peak_bytes: int, resident_bytes: int) -> int:
-        """Bytes that vLLM adds to the training's peak, so that the sum is the peak of both.
+        """Return bytes that vLLM adds to the training's peak, so that the sum is the peak of both.
 
         Args:
             resident_bytes: what the training holds while vLLM generates.
@@ -70,11 +70,11 @@ class ServerNeeds:
         return excess if excess > 0 else None
 
     def plain(self) -> dict[str, int | None]:
-        """The needs as JSON data, with the sums that follow from them."""
+        """Return the needs as JSON data, with the sums that follow from them."""
         sizes = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
         return {**asdict(self), **sizes}
 
 
 def server_needs_from_plain(data: Mapping[str, Any]) -> ServerNeeds:
-    """The needs that `ServerNeeds.plain` gave as JSON data."""
+    """Return the needs that `ServerNeeds.plain` gave as JSON data."""
     return ServerNeeds(**{field.name: data[field.name] for field in fields(ServerNeeds)})

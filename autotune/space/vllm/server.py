@@ -52,20 +52,21 @@ PROFILED_TOKENS = 8192
 
 
 def searched_sizes(job: Job, facts: Facts) -> list[int]:
-    """The tensor-parallel sizes that a job's vLLM may have: colocated 1, others by request."""
+    """Return the tensor-parallel sizes that a job's vLLM may have: colocated 1, others by
+    request."""
     if job.fixed.get(MODE) != SERVER:
         return [1]
     return sizes(facts.model, job.devices.total - min(process_counts(job)))
 
 
 def sizes(model: ModelFacts, limit: int) -> list[int]:
-    """The tensor-parallel sizes up to `limit` that are worth a try, the largest first."""
+    """Return the tensor-parallel sizes up to `limit` that are worth a try, the largest first."""
     powers = [2**n for n in range(limit.bit_length()) if 2**n <= limit]
     return [size for size in reversed(powers) if size_problem(model, size) is None]
 
 
 def size_problem(model: ModelFacts, size: int) -> str | None:
-    """Why vLLM cannot divide a model among so many GPUs; None: it can."""
+    """Return why vLLM cannot divide a model among so many GPUs; None: it can."""
     heads, groups = model.attention_heads, model.key_value_heads
     if size == 1:
         return None
@@ -79,7 +80,7 @@ def size_problem(model: ModelFacts, size: int) -> str | None:
 
 
 def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
-    """Why a candidate's devices and model cannot be divided as it says; None: they can."""
+    """Return why a candidate's devices and model cannot be divided as it says; None: they can."""
     size = values.get(TENSOR_PARALLEL)
     if not size:
         return None
@@ -92,7 +93,8 @@ def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str |
 
 
 def division_note(job: Job, facts: Facts) -> str | None:
-    """Why some ways to divide the devices between training and a server are no candidates."""
+    """Return why some ways to divide the devices between training and a server are no
+    candidates."""
     total = job.devices.total
     if not shares_with_server(job):
         return None
@@ -111,21 +113,22 @@ def division_note(job: Job, facts: Facts) -> str | None:
 
 
 def left_to_the_server(values: Mapping[str, Any]) -> frozenset[str]:
-    """Knobs that the server is told, not the trainer."""
+    """Return knobs that the server is told, not the trainer."""
     uses_server = values.get(USE) and values.get(MODE) == SERVER
     return frozenset((TENSOR_PARALLEL, VLLM_SHARE) if uses_server else ())
 
 
 def server_share(job: Job, facts: Facts) -> float:
-    """The part of a GPU's memory that a server takes: of what the job may have of it, where it
-    says so."""
+    """Return the part of a GPU's memory that a server takes: of what the job may have of it, where
+    it says so."""
     memory = job.devices.memory or facts.device.total_bytes
     part = min(memory / facts.device.total_bytes, 1.0)
     return round(max(math.floor(SERVER_SHARE * part / STEP + 1e-9) * STEP, STEP), 2)
 
 
 def server_needs(job: Job, facts: Facts, values: Mapping[str, Any]) -> ServerNeeds | None:
-    """What a candidate's server needs of each of its GPUs; None: the job has no GPUs for one."""
+    """Return what a candidate's server needs of each of its GPUs; None: the job has no GPUs for
+    one."""
     size = server_devices(values)
     if not size:
         return None
@@ -154,7 +157,7 @@ class Split:
 
 
 def split_of(job: Job, facts: Facts, values: Mapping[str, Any], processes: int) -> Split | None:
-    """How a candidate divides the job's GPUs; None: its server, if it has one, has others.
+    """Return how a candidate divides the job's GPUs; None: its server, if it has one, has others.
 
     Args:
         processes: that train, on the first GPUs; the server takes those after them.

@@ -101,7 +101,7 @@ class Panel(Live):
                 self.refresh()
 
     def draw(self, width: int, height: int) -> list[Text]:
-        """Its rows for a terminal of that size; they are what is seen next."""
+        """Return its rows for a terminal of that size; they are what is seen next."""
         shown = []
         if width >= LEAST_WIDTH and height >= LEAST_HEIGHT:
             found = rows(self._state, time.monotonic(), width - 1)
@@ -111,7 +111,7 @@ class Panel(Live):
         return shown
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """What is printed, between the erasure of the rows and their next drawing."""
+        """Return what is printed, between the erasure of the rows and their next drawing."""
         return [self._erase_folds(), *super().process_renderables(renderables)]
 
     def _erase_folds(self) -> Control:
@@ -174,6 +174,6 @@ def run_view(
 
 
 def has_room(console: Console) -> bool:
-    """Whether this is a terminal whose lines can be drawn anew, and is large enough."""
+    """True if this is a terminal whose lines can be drawn anew, and is large enough."""
     able = console.file.isatty() and console.is_interactive and not os.environ.get("CI")
     return able and console.width >= LEAST_WIDTH and console.height >= LEAST_HEIGHT

@@ -26,7 +26,8 @@ _STEPS = {"start": "a process starts", "build": "the trainer is built"}
 
 
 def rows(state: LiveState, now: float, width: int) -> list[tuple[str, str]]:
-    """The name and the text of each row, the most important first; together they fit `width`."""
+    """Return the name and the text of each row, the most important first; together they fit
+    `width`."""
     room = width - LABEL
     found = {
         "now": _doing(state, now, room),
@@ -55,7 +56,7 @@ def fit(parts: Sequence[str], room: int) -> str:
 
 
 def cut(text: str, room: int) -> str:
-    """A text that fits: as many of its words as there is room for, and a sign that some are
+    """Return a text that fits: as many of its words as there is room for, and a sign that some are
     missing."""
     if cell_len(text) <= room:
         return text
@@ -64,7 +65,7 @@ def cut(text: str, room: int) -> str:
 
 
 def whole_seconds(seconds: float) -> str:
-    """A time that runs: `12 s`, `4 min 10 s`, `5 min`."""
+    """Return a time that runs: `12 s`, `4 min 10 s`, `5 min`."""
     whole = max(int(seconds), 0)
     return f"{whole} s" if whole < 120 else format_seconds(whole).removesuffix(" 0 s")
 
@@ -123,7 +124,7 @@ def _best(state: LiveState) -> Iterator[str]:
 
 
 def _gain(state: LiveState, room: int) -> Iterator[str]:
-    """What the running probe is made for."""
+    """Yield what the running probe is made for."""
     outlook = state.promise
     if state.close:
         yield f"probes {', '.join(map(str, state.close))} are too close to call"
@@ -137,7 +138,7 @@ def _gain(state: LiveState, room: int) -> Iterator[str]:
 
 
 def _budget(state: LiveState, now: float) -> Iterator[str]:
-    """What is used; a probe that runs counts."""
+    """Yield what is used; a probe that runs counts."""
     standing = state.standing
     if standing is None:
         return
@@ -148,7 +149,7 @@ def _budget(state: LiveState, now: float) -> Iterator[str]:
 
 
 def _time(state: LiveState, now: float) -> Iterator[str]:
-    """What is left of it, counted from when that was told."""
+    """Yield what is left of it, counted from when that was told."""
     standing, since_s = state.standing, now - state.standing_since
     if standing is None:
         return
@@ -170,7 +171,7 @@ def _left(state: LiveState) -> Iterator[str]:
 
 
 def _reasons(state: LiveState) -> list[tuple[str, int]]:
-    """Why candidates went without a probe, the most frequent first."""
+    """Return why candidates went without a probe, the most frequent first."""
     if state.standing is None:
         return []
     return sorted(state.ruled_out.items(), key=lambda pair: -pair[1])

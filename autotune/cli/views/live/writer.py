@@ -31,11 +31,11 @@ class Writer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the terminal has not taken all yet."""
+        """True if the terminal has not taken all yet."""
         return self._texts.unfinished_tasks > 0
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """True if it is a terminal."""
         return self._terminal.isatty()
 
     def write(self, text: str) -> int:
@@ -63,7 +63,8 @@ class Writer:
 
 
 def _taken(number: int, data: bytes) -> int:
-    """How many bytes a terminal takes now; one that somebody else made non-blocking is waited for.
+    """Return how many bytes a terminal takes now; one that somebody else made non-blocking is
+    waited for.
 
     Raises:
         OSError: it is gone.

@@ -34,15 +34,16 @@ class Clock:
         return devices.cpu().name
 
     def can(self, dtype: str) -> bool:
-        """Whether the device computes in this dtype, and not by detours."""
+        """True if the device computes in this dtype, and not by detours."""
         return True
 
     def prefers_cudnn(self, dtype: str) -> bool:
-        """Whether PyTorch takes cuDNN's attention first."""
+        """True if PyTorch takes cuDNN's attention first."""
         return False
 
     def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
-        """The time of a call, over about `enough_s`: the lower quartile, in case others compute."""
+        """Return the time of a call, over about `enough_s`: the lower quartile, in case others
+        compute."""
         for _ in range(self.kept_results + 1):  # until results lie where others lay before them
             call()
         times: list[float] = []
@@ -57,7 +58,8 @@ class Clock:
         """Wait until all that was dispatched has been computed."""
 
     def host_bytes_per_s(self) -> float | None:
-        """Rate of copies between host and device, the mean of both ways; None: there are none."""
+        """Return rate of copies between host and device, the mean of both ways; None: there are
+        none."""
         return None
 
 
@@ -89,7 +91,7 @@ class CudaClock(Clock):
         return dtype != "float32" and rules_of(capability, torch.__version__).cudnn_sdpa_first
 
     def seconds(self, call: Callable[[], Any], enough_s: float) -> float:
-        """The mean time of a call on the device, over about `enough_s`."""
+        """Return the mean time of a call on the device, over about `enough_s`."""
         call()
         # Few enough that the host has dispatched all of them before the plug is through.
         count = max(2, min(50, round(enough_s / self._elapsed_s(call))))
@@ -101,7 +103,7 @@ class CudaClock(Clock):
         torch.cuda.synchronize(self.device)
 
     def host_bytes_per_s(self) -> float | None:
-        """Rate of copies from and to pinned memory; None where none may be pinned."""
+        """Return rate of copies from and to pinned memory; None where none may be pinned."""
         on_device = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device)
         try:
             on_host = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)

@@ -68,7 +68,7 @@ class _Count(TorchDispatchMode):
 
 
 def overhead_s_per_operator(clock: Clock, enough_s: float) -> float:
-    """Seconds of the host for one dispatched operator, views among them.
+    """Return seconds of the host for one dispatched operator, views among them.
 
     Forward and backward, in mixed precision, of a transformer so small that the device has nothing
     to do; half of the steps with checkpointing. Known error: what is computed again under

@@ -142,7 +142,7 @@ class Bench:
         self._next = 0
 
     def ceilings(self) -> Ceilings:
-        """Everything, in seconds."""
+        """Return everything, in seconds."""
         overhead = overhead_s_per_operator(self._clock, self._sizes.overhead_seconds)
         bandwidth = tuple(self._bandwidth())
         matmul: list[MatmulRate] = []
@@ -176,7 +176,7 @@ class Bench:
         self._buffer = torch.empty(elements, dtype=kind, device=self._clock.device).uniform_(-1, 1)
 
     def _cut(self, *shape: int) -> torch.Tensor:
-        """The next piece of the buffer; its first one again where it ends."""
+        """Return the next piece of the buffer; its first one again where it ends."""
         elements = math.prod(shape)
         if self._next + elements > self._buffer.numel():
             self._next = 0
@@ -185,7 +185,8 @@ class Bench:
         return piece.view(shape)
 
     def _seconds(self, operation: Any, operands: Callable[[], tuple[Any, ...]]) -> float:
-        """The time of an operation on ever other operands, of which some results stay alive."""
+        """Return the time of an operation on ever other operands, of which some results stay
+        alive."""
         first = operands()
         size = sum(tensor.nbytes for tensor in first if torch.is_tensor(tensor))
         count = max(2, min(POOL, self._buffer.nbytes // max(size, 1)))
@@ -203,7 +204,7 @@ class Bench:
     # -- the figures
 
     def _bandwidth(self) -> Iterator[Bandwidth]:
-        """Rates of products of float32 numbers."""
+        """Yield rates of products of float32 numbers."""
         self._use("float32")
         for moved_bytes in self._sizes.moved_bytes:
             size = max(moved_bytes // 12, 1)
@@ -214,7 +215,7 @@ class Bench:
         return self._cut(size), self._cut(size)
 
     def _matmuls(self, dtype: str) -> Iterator[MatmulRate]:
-        """Rates of a linear layer's output and both of its gradients."""
+        """Yield rates of a linear layer's output and both of its gradients."""
         most_flops = self._sizes.matmul_flops
         for m, k, n in sorted(product(self._sizes.matmul, repeat=3), key=math.prod):
             flops = 2 * m * k * n
@@ -236,7 +237,7 @@ class Bench:
         return self._cut(k, m).t(), self._cut(k, n)
 
     def _attention(self, dtype: str) -> Iterator[AttentionRate]:
-        """Rates of PyTorch's fused attention, causal and with a mask."""
+        """Yield rates of PyTorch's fused attention, causal and with a mask."""
         for length, masked in product(self._sizes.attention, (False, True)):
             yield from self._attention_of(dtype, length, masked=masked)
             if self._clock.prefers_cudnn(dtype):  # a RuntimeError: it does not take this shape
@@ -265,7 +266,7 @@ class Bench:
         yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds, cudnn)
 
     def _operators(self, dtype: str) -> Iterator[OperatorRate]:
-        """Rates of operators that read less, or compute more, than their bytes tell."""
+        """Yield rates of operators that read less, or compute more, than their bytes tell."""
         for func, operands in operator_calls(self._cut, self._sizes.operator_elements):
             with contextlib.suppress(NotImplementedError, RuntimeError):  # not in this dtype
                 arguments = operands()

@@ -24,7 +24,8 @@ from autotune.training.patching import replaced
 
 
 def rank_environment(sharding: Sharding, rank: int) -> dict[str, str]:
-    """The environment that `accelerate launch` gives a rank; on the CPU, where traces are made."""
+    """Return the environment that `accelerate launch` gives a rank; on the CPU, where traces are
+    made."""
     count = str(sharding.num_processes)
     environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count}
     environment |= {"LOCAL_WORLD_SIZE": count, "ACCELERATE_TORCH_DEVICE": "cpu"}
@@ -41,7 +42,7 @@ def rank_environment(sharding: Sharding, rank: int) -> dict[str, str]:
 def sharded_config(
     config: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, scratch: Path
 ) -> dict[str, Any]:
-    """A flat configuration for a rank whose state is there already.
+    """Return a flat configuration for a rank whose state is there already.
 
     The sizes of batches in DeepSpeed's JSON are those of the configuration; a trace of fp16 is one
     of bf16.

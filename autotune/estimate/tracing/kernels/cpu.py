@@ -25,7 +25,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
-    """Sizes of what a kernel allocates inside and frees before it returns."""
+    """Yield sizes of what a kernel allocates inside and frees before it returns."""
     if operator in _ARITHMETIC:
         for tensor in args[:2]:
             if isinstance(tensor, torch.Tensor) and tensor.dtype != out.dtype:
@@ -47,14 +47,15 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
 
 
 def _bytes(value: Any) -> int:
-    """Bytes of a tensor, or of all in lists of them."""
+    """Return bytes of a tensor, or of all in lists of them."""
     if isinstance(value, torch.Tensor):
         return int(value.numel() * value.element_size())
     return sum(map(_bytes, value))
 
 
 def _casts_in_place(changed: Any, operand: Any) -> Iterator[int]:
-    """Bytes of casts: both operands are read, and the result is written, in their common type."""
+    """Yield bytes of casts: both operands are read, and the result is written, in their common
+    type."""
     common = torch.result_type(changed, operand)
     for tensor in (changed, operand, changed):
         if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.dtype != common:

@@ -31,7 +31,7 @@ MOST_FLOPS, MOST_BYTES = 5e9, 1 << 29
 
 
 def processor() -> str:
-    """What the scratch depends on, besides the shapes: instruction set and threads."""
+    """Return what the scratch depends on, besides the shapes: instruction set and threads."""
     return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
@@ -42,8 +42,8 @@ class CpuScratch:
         self._bytes_by_shape: dict[Any, int] = {}
 
     def bytes(self, operator: Any, args: Any, kwargs: Any, out: Any) -> int | None:
-        """What the operator takes and gives back inside; 0 where that was not measured, None of
-        operators that are not asked about."""
+        """Return what the operator takes and gives back inside; 0 where that was not measured, None
+        of operators that are not asked about."""
         if operator not in _KERNELS:
             return None
         key = (operator, *map(_signature, args), *sorted(kwargs))

@@ -34,7 +34,8 @@ def _in_blocks(length: int) -> int:
 
 
 def _flash_backward(query: Any, rows: int, heads: int, keys: int, key_heads: int) -> Iterator[int]:
-    """What flash attention's backward pass allocates (flash_api.cpp, mha_bwd and mha_varlen_bwd).
+    """Yield what flash attention's backward pass allocates (flash_api.cpp, mha_bwd and
+    mha_varlen_bwd).
 
     Args:
         rows: of queries, in whole blocks.
@@ -63,11 +64,11 @@ class CudaRules:
     cudnn_first: bool
 
     def uses_cublas(self, operator: Any) -> bool:
-        """Whether the operator opens a cuBLAS handle."""
+        """True if the operator opens a cuBLAS handle."""
         return operator in _MATMULS
 
     def attention(self, query: Any, key: Any, value: Any, mask: Any) -> str:
-        """The SDPA kernel CUDA takes: `flash`, `cudnn`, `efficient` or `math`."""
+        """Return the SDPA kernel CUDA takes: `flash`, `cudnn`, `efficient` or `math`."""
         sizes = (query.shape[-1], value.shape[-1])
         if query.dtype in _HALF and max(sizes) <= 256 and sizes[0] == sizes[1]:
             small = max(sizes) <= 128 and sizes[0] % 8 == 0
@@ -79,13 +80,13 @@ class CudaRules:
         return "efficient" if aligned and key.shape[1] == query.shape[1] else "math"
 
     def result(self, operator: Any, out: Any) -> Any:
-        """What CUDA's kernel returns: statistics of layer norms are never in 16 bits."""
+        """Return what CUDA's kernel returns: statistics of layer norms are never in 16 bits."""
         if operator is aten.native_layer_norm.default and out[1].dtype in _HALF:
             return (out[0], out[1].float(), out[2].float())
         return out
 
     def scratch_bytes(self, operator: Any, args: Any, out: Any) -> Iterator[int]:
-        """Sizes of what a kernel allocates inside and frees before it returns."""
+        """Yield sizes of what a kernel allocates inside and frees before it returns."""
         rule = _SCRATCH.get(operator)
         return iter(()) if rule is None else rule(args, out)
 
@@ -101,7 +102,7 @@ def _sdpa_flash_backward(args: Any, out: Any) -> Iterator[int]:
 
 
 def _flash_attn_backward(args: Any, out: Any) -> Iterator[int]:
-    """The package flash-attn's, whose rows may lie one behind the other."""
+    """Yield the package flash-attn's, whose rows may lie one behind the other."""
     query, key, starts = args[1], args[2], args[6]
     heads, keys = query.shape[-2], key.numel() // (key.shape[-2] * key.shape[-1])
     if starts is None:

@@ -108,7 +108,7 @@ class _Padded(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, values: Any, indices: Any, count: int) -> Any:
-        """Values at their places, zeros elsewhere."""
+        """Return values at their places, zeros elsewhere."""
         context.save_for_backward(indices)
         out = torch.zeros(count, *values.shape[1:], device=values.device, dtype=values.dtype)
         out[indices] = values
@@ -116,7 +116,7 @@ class _Padded(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """What the places get."""
+        """Return what the places get."""
         (indices,) = context.saved_tensors
         return gradients[0][indices], None, None
 

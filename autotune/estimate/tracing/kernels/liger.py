@@ -186,7 +186,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, kernels: _Kernels, states: Any, head: Any, target: Any) -> Any:
-        """The loss, and the gradients of the states and the head, chunk by chunk."""
+        """Return the loss, and the gradients of the states and the head, chunk by chunk."""
         of_states = torch.zeros_like(states)
         of_head = torch.zeros_like(head) if context.needs_input_grad[2] else None
         losses = torch.zeros(len(states), dtype=torch.float32)
@@ -208,7 +208,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """What the forward pass made, scaled in place."""
+        """Return what the forward pass made, scaled in place."""
         saved_gradients = context.saved_tensors
         for gradient in saved_gradients:
             if gradient is not None:
@@ -255,6 +255,7 @@ def _add_product(kernels: _Kernels, of_head: Any, logits: Any, part: Any) -> Non
 
 
 def chunk_size(tokens: int, hidden: int, vocabulary: int) -> int:
-    """Tokens whose logits are made at once: a power of two, about as wide as all hidden states."""
+    """Return tokens whose logits are made at once: a power of two, about as wide as all hidden
+    states."""
     share = -(-tokens // -(-vocabulary // hidden))
     return min(1 << (share - 1).bit_length(), tokens)

@@ -24,7 +24,8 @@ MOMENTS = {"adam": 2, "lion": 1, "rmsprop": 1}
 
 
 def moments_of(optim: str) -> int | None:
-    """How many moments an optimizer of bitsandbytes keeps; None of those that are not its own."""
+    """Return how many moments an optimizer of bitsandbytes keeps; None of those that are not its
+    own."""
     eight = "8bit" in optim and optim != "adamw_torch_8bit"
     if not (eight or "paged" in optim or "bnb" in optim) or "ademamix" in optim:
         return None

@@ -21,7 +21,7 @@ def peak_bytes(profiler: Any) -> int:
 
 
 def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]]) -> dict[str, int]:
-    """The same of each phase.
+    """Return the same of each phase.
 
     Args:
         marks: (`time.time_ns`, the phase that begins then), in order.

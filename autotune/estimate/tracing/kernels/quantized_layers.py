@@ -24,7 +24,8 @@ _library: list[Any] = []
 
 
 def unpack(packed: Any, maxima: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """The kernel that dequantises: one operator, which reads and writes what the real one does."""
+    """Return the kernel that dequantises: one operator, which reads and writes what the real one
+    does."""
     if not _library:
         library = torch.library.Library("autotune", "DEF")
         library.define(
@@ -61,7 +62,7 @@ class Linear4bit(torch.nn.Linear):
             _keep(self, "offset", (), torch.float32)
 
     def forward(self, x: Any) -> Any:
-        """The forward pass as theirs."""
+        """Return the forward pass as theirs."""
         dtype = x.dtype
         x = x.to(self.compute_dtype)
         bias = self.bias
@@ -74,7 +75,7 @@ class Linear4bit(torch.nn.Linear):
         return self.product(x, bias).to(dtype)
 
     def product(self, x: Any, bias: Any) -> Any:
-        """The forward pass: the whole weight is unpacked into the type of `x`."""
+        """Return the forward pass: the whole weight is unpacked into the type of `x`."""
         maxima = self.maxima
         if self._nested:
             unpacked = unpack(maxima, self.nested_maxima, maxima.shape, torch.float32)
@@ -85,7 +86,7 @@ class Linear4bit(torch.nn.Linear):
         return F.linear(x, weight, bias)
 
     def weight_of(self) -> Any:
-        """The weight in the type that it had before it was packed."""
+        """Return the weight in the type that it had before it was packed."""
         maxima = self.maxima
         if self._nested:
             maxima = unpack(maxima, self.nested_maxima, maxima.shape, torch.float32)
@@ -115,13 +116,13 @@ class Linear8bitLt(torch.nn.Linear):
         self._product = _Product8bitCuda if on_cuda else _Product8bit
 
     def forward(self, x: Any) -> Any:
-        """The forward pass as theirs."""
+        """Return the forward pass as theirs."""
         if self.bias is not None and self.bias.dtype != x.dtype:
             self.bias.data = self.bias.data.to(x.dtype)
         return self._product.apply(x, self.bias, self)
 
     def weight_of(self, dtype: torch.dtype) -> Any:
-        """The weight in the type of what it is multiplied with."""
+        """Return the weight in the type of what it is multiplied with."""
         return self.weight.data.to(dtype).mul_(self.scales.unsqueeze(1).mul(_SCALE))
 
 
@@ -174,7 +175,7 @@ def _quantized_rows(x: Any) -> tuple[Any, Any]:
 
 
 def _int_product(packed: Any, weight: Any) -> Any:
-    """The product in int32."""
+    """Return the product in int32."""
     return torch._int_mm(packed, weight.t())
 
 

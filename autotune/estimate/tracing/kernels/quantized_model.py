@@ -25,8 +25,8 @@ from autotune.training.quantized import is_quantized
 
 
 def quantize(models: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
-    """Models without storage, the linear layers of the policy, and of a reference of its own,
-    replaced where `model` says so."""
+    """Return models without storage, the linear layers of the policy, and of a reference of its
+    own, replaced where `model` says so."""
     if is_quantized(model):
         for module in (models.policy, models.reference):
             if module is not None:
@@ -81,7 +81,8 @@ def adapters_on_quantized(*, on_cuda: bool) -> Iterator[None]:
 
 
 def _parameter_count(model: Any, *_: Any, **__: Any) -> int:
-    """The number of parameters, for which transformers would import bitsandbytes; for a log."""
+    """Return the number of parameters, for which transformers would import bitsandbytes; for a
+    log."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -89,11 +90,11 @@ class _Adapted(LoraLinear):
     """An adapter on a quantised layer, with peft's forward pass for one."""
 
     def _casts(self) -> bool:
-        """Whether peft casts by itself: it asks for CUDA's autocast, whatever the device."""
+        """True if peft casts by itself: it asks for CUDA's autocast, whatever the device."""
         return not torch.is_autocast_enabled()
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The layer's output, a copy of it on 4 bits, and the adapter's on top."""
+        """Return the layer's output, a copy of it on 4 bits, and the adapter's on top."""
         result = self.base_layer(x, *args, **kwargs)
         if self.disable_adapters:
             return result
