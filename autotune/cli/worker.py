@@ -61,8 +61,7 @@ def command(
     from autotune.cli.views.log import log_to_stderr
     from autotune.errors import user_error
     from autotune.job.text_file import MOST_BYTES, readable_text, text_of
-    from autotune.server.worker.loop import Capacity
-    from autotune.server.worker.start import start_worker, worker_info
+    from autotune.server.worker.loop import Capacity, start_worker, worker_info
     from autotune.units import parse_bytes
 
     if (server is None) == (server_file is None):

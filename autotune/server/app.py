@@ -1,20 +1,82 @@
-"""The service as a web app: the API, the pages, and what all requests go through."""
+"""The service as a web app: the API, the pages, their errors, and what all requests go through."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import inspect
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from autotune import __version__
 from autotune.server.access.requests import API, Gate
-from autotune.server.api import facts, reports, work, workers
+from autotune.server.api import facts, work, workers
 from autotune.server.api.problems import RESPONSES, handle_problems
 from autotune.server.metrics import Metrics
-from autotune.server.pages.routes import add_pages
+from autotune.server.pages import (
+    history,
+    plan_form,
+    plan_page,
+    run_page,
+    runs,
+    sign_in,
+)
+from autotune.server.pages.render import STATIC, fragment, is_htmx, page, redirect
 from autotune.server.service import Service
 
+Handler = Callable[[Request, Any], Response | Awaitable[Response]]
+_NO_PAGES = ("/api/", "/static/", "/metrics")
 DESCRIPTION = "Plans and runs of autotune. Sizes are bytes, times seconds (since 1970, UTC)."
+
+
+def add_pages(app: FastAPI) -> None:
+    """Let an app answer browsers. Its handlers of errors are there already."""
+    for part in (plan_form, plan_page, runs, run_page, history, sign_in):
+        app.include_router(part.router)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    show_problems(app)
+
+
+def show_problems(app: FastAPI) -> None:
+    """Answer errors of pages with pages; what a program asks for stays as it is."""
+    for kind, handler in list(app.exception_handlers.items()):
+        app.exception_handlers[kind] = _as_page(handler)
+
+
+def _as_page(handler: Handler) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        given = handler(request, error)
+        response = await given if inspect.isawaitable(given) else given
+        assert isinstance(response, Response)
+        if request.scope["path"].startswith(_NO_PAGES):
+            return response
+        return _page_of(request, response)
+
+    return answer
+
+
+def _page_of(request: Request, response: Response) -> Response:
+    details = json.loads(bytes(response.body))
+    if response.status_code == 401:
+        return _to_sign_in(request)
+    if not is_htmx(request):
+        return page(
+            request, None, "problem_page.html", status=response.status_code, details=details
+        )
+    text = fragment("problems.html", details=details)
+    headers = {"HX-Retarget": "#problems", "HX-Reswap": "innerHTML"}
+    return HTMLResponse(text, response.status_code, headers=headers)
+
+
+def _to_sign_in(request: Request) -> Response:
+    if is_htmx(request):
+        return redirect("/login", 401)
+    wanted = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/login?next={quote(wanted, safe='')}", 303)
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -46,7 +108,7 @@ def create_routes(service: Service) -> FastAPI:
     app.state.service, app.state.metrics = service, metrics
     handle_problems(app)
     # Not within a router of their own: each level matches all routes twice.
-    for router in (work.plans, work.runs, reports.router, facts.router, workers.router):
+    for router in (work.plans, work.runs, facts.router, workers.router):
         app.include_router(router, prefix=API, responses=RESPONSES)
     add_pages(app)
     app.include_router(facts.operation)

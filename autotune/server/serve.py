@@ -20,7 +20,7 @@ from autotune.process.arenas import share_one_arena
 from autotune.process.command import Command
 from autotune.process.niceness import keep_to_last_core, session_standing_back
 from autotune.process.proc import start_ticks
-from autotune.server.access.connections import SPARE, Connection
+from autotune.server.access.requests import SPARE, Connection
 from autotune.server.access.tokens import LOCAL_WORKER
 from autotune.server.app import create_app
 from autotune.server.private_folder import private_folder

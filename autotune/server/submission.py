@@ -17,8 +17,13 @@ from autotune.facts.kind_names import find_kind
 from autotune.job.job import Job
 from autotune.job.yaml_file import Path_, parse_yaml, to_yaml
 from autotune.server.access.job_rules import CONFIG, PLACES, beyond, refused
-from autotune.server.access.model_config import model_config
-from autotune.server.access.plain import MOST_TEXT, check_data, check_text, check_yaml
+from autotune.server.access.untrusted import (
+    MOST_TEXT,
+    check_data,
+    check_text,
+    check_yaml,
+    model_config,
+)
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
 from autotune.space.foreign.owner import refuse_foreign

@@ -10,7 +10,7 @@ import pytest
 from autotune.server.store.values import Lease
 from autotune.server.worker import lengths as module
 from autotune.server.worker.door import Door
-from autotune.server.worker.lengths_task import LengthsTask
+from autotune.server.worker.lengths import LengthsTask
 from tests.cpu.conftest import LLAMA, write_model
 
 KNOBS: dict[str, Any] = {

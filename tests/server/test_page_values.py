@@ -7,21 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UserError
-from autotune.server.pages.memory import WIDTH, memory_bar, slides_of
-from autotune.server.pages.plan_form import form_of
-from autotune.server.pages.plan_input import (
+from autotune.server.pages.plan_form import (
     PlanForm,
     count_problems,
     device_of,
     device_text,
+    form_of,
     is_config,
     is_name,
     submission_of,
 )
-from autotune.server.pages.plot import plot_of, ticks
-from autotune.server.pages.run_progress import RunProgress
+from autotune.server.pages.plan_page import WIDTH, memory_bar, slides_of
+from autotune.server.pages.render import said_text, share_text
+from autotune.server.pages.run_progress import RunProgress, plot_of, ticks
 from autotune.server.pages.sign_in import HOME, _local
-from autotune.server.pages.words import said_text, share_text
 from autotune.server.store.values import Details, Event
 
 

@@ -12,7 +12,7 @@ import requests
 from playwright.sync_api import Browser, Page, expect
 
 from autotune.server.access.tokens import Tokens
-from autotune.server.pages.plan_input import is_name
+from autotune.server.pages.plan_form import is_name
 from autotune.server.service import DATABASE
 from autotune.server.store.database import open_database, sqlite_url
 from tests.cpu.conftest import LLAMA, write_model

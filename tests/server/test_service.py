@@ -20,7 +20,7 @@ import pytest
 
 from autotune.client import Event, Work
 from autotune.errors import UserError
-from autotune.server.worker.shown import Shown
+from autotune.server.worker.output import Shown
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.server.restarts import LONG_S, Keeper, Processes, heard, small_job, until
 

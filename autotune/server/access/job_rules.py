@@ -1,22 +1,74 @@
-"""What a job that comes over HTTP may say. What is not on a list here is refused.
+"""What a job that comes over HTTP may say, and where it may take models and data from: whatever is
+on no list here is refused.
 
-A job over HTTP is text by somebody else: it must not make the service read or write where the
-operator did not say so, run code, reach a host, or take the machine down.
+A job over HTTP is text by a stranger: it must not make the service read or write where the operator
+did not allow it, run code, reach a host, or take the machine down. A training field that is not
+listed is refused, and so are those of newer versions until somebody has looked at them.
 """
 
+import os
 import re
 from collections.abc import Collection, Iterator
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from autotune.errors import Problem
+from autotune.errors import Problem, UserError
+from autotune.facts.data_card import check_card
+from autotune.facts.known_models import known_model
 from autotune.job.job import Job
 from autotune.job.yaml_file import Path_
-from autotune.server.access import training_fields as fields
-from autotune.server.access.places import refused_place
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind
 
+_NUMBERS = """
+    activation_checkpointing activation_offloading adam_beta1 adam_beta2 adam_epsilon
+    assistant_only_loss average_tokens_across_devices batch_eval_metrics bf16_full_eval beta
+    cast_lm_head_to_fp32 center_rewards_coefficient cliprange cliprange_value completion_only_loss
+    copy_reference data_seed dataloader_drop_last dataloader_num_workers dataloader_pin_memory
+    dataloader_prefetch_factor ddp_bucket_cap_mb delta desirable_weight disable_dropout discopop_tau
+    do_eval entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
+    epsilon_high eval_accumulation_steps eval_delay eval_on_start eval_packing eval_steps
+    f_alpha_divergence_coef fp16_full_eval full_determinism gamma generation_batch_size
+    gradient_accumulation_steps gradient_checkpointing group_by_length kl_coef label_smoothing
+    label_smoothing_factor lam ld_alpha learning_rate load_in_8bit local_rollout_forward_batch_size
+    logging_first_step logging_nan_inf_filter logging_steps lora_alpha lora_dropout lora_r
+    mask_truncated_completions max_completion_length max_grad_norm max_steps min_p
+    missing_eos_penalty neftune_noise_alpha normalize_advantages num_generations
+    num_generations_eval num_iterations num_mini_batches num_ppo_epochs num_sample_generations
+    num_train_epochs off_policy_mask_threshold packing pad_to_multiple_of padding_free
+    per_device_eval_batch_size per_device_train_batch_size precompute_ref_batch_size
+    precompute_ref_log_probs prediction_loss_only ref_model_mixup_alpha ref_model_sync_steps
+    remove_unused_columns repetition_penalty response_length router_aux_loss_coef
+    sapo_temperature_neg sapo_temperature_pos save_only_model save_steps save_total_limit seed
+    shuffle_dataset sync_ref_model temperature tf32 top_entropy_quantile top_k top_p torch_compile
+    torch_empty_cache_steps undesirable_weight use_adaptive_entropy use_bias_correction_kl
+    use_bnb_nested_quant use_cache use_dora use_liger_kernel use_rslora use_vllm use_weighting
+    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef vllm_enable_sleep_mode
+    vllm_gpu_memory_utilization vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    vllm_importance_sampling_clip_min vllm_importance_sampling_correction vllm_max_model_length
+    vllm_tensor_parallel_size warmup_ratio warmup_steps weight_decay whiten_rewards
+"""
+TRAINING_NUMBERS = frozenset(_NUMBERS.split())
+"""A number, true, false or null."""
+_TRAINING_WORDS = """
+    attn_implementation bnb_4bit_quant_storage bnb_4bit_quant_type cache_implementation
+    dataset_text_field dtype eval_strategy f_divergence_type importance_sampling_level kl_estimator
+    logging_strategy lora_modules_to_save lora_target_modules lora_target_parameters lora_task_type
+    loss_type lr_scheduler_type multi_objective_aggregation optim packing_strategy save_strategy
+    scale_rewards train_sampling_strategy truncation_mode vllm_importance_sampling_mode
+    vllm_mode
+"""
+TRAINING_WORDS = frozenset(_TRAINING_WORDS.split())
+"""A word or several: a name of a choice, of a module, or of a column."""
+TRAINING_TOKENS = frozenset({"eos_token", "pad_token", "stop_token"})
+"""What a tokenizer has for a token."""
+TRAINING_LISTS = frozenset({"loss_weights", "reward_weights"})
+"""Numbers."""
+TRAINING_SETTINGS = frozenset({"lr_scheduler_kwargs"})
+"""Words with a number each."""
+TRAINING_MOST = {"dataloader_num_workers": 16, "dataloader_prefetch_factor": 64}
+"""What starts processes, or fills memory ahead."""
 CONFIG = "config.json"
 """What a job calls the config that came with it."""
 PLACES = ("model", "dataset", "reward_model_path")
@@ -45,6 +97,10 @@ _MOST = {
 _MOST_BATCH = 2**20
 _MOST_MADE_TOKENS = 2**17
 """Longest rows that a run makes where there are no data: it makes 256 of them."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_MOST_ENTRIES = 50_000
+_MOST_CARD = 2**18
+"""Bytes: what a data set says of itself is read while somebody waits."""
 
 
 def refused(
@@ -163,17 +219,17 @@ def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[tuple[Path_, Probl
 
 
 def _training(name: str, value: Any) -> Iterator[tuple[Path_, Problem]]:
-    if name in fields.NUMBERS:
-        fits = _is_number(value) and not (_real(value) > fields.MOST.get(name, float("inf")))
-        kind = f"a number up to {fields.MOST[name]}" if name in fields.MOST else "a number"
-    elif name in fields.WORDS:
+    if name in TRAINING_NUMBERS:
+        fits = _is_number(value) and not (_real(value) > TRAINING_MOST.get(name, float("inf")))
+        kind = f"a number up to {TRAINING_MOST[name]}" if name in TRAINING_MOST else "a number"
+    elif name in TRAINING_WORDS:
         fits, kind = _are_words(value), "a word"
-    elif name in fields.TOKENS:
+    elif name in TRAINING_TOKENS:
         fits, kind = value is None or bool(_TOKEN.fullmatch(str(value))), "a token"
-    elif name in fields.LISTS:
+    elif name in TRAINING_LISTS:
         fits = value is None or (isinstance(value, list) and all(map(_is_number, value)))
         kind = "a list of numbers"
-    elif name in fields.SETTINGS:
+    elif name in TRAINING_SETTINGS:
         fits = isinstance(value, dict) and all(map(_is_word, value)) and _all_numbers(value)
         kind = "a word with a number each"
     else:
@@ -212,3 +268,75 @@ def _are_words(value: Any) -> bool:
 
 def _are_lists_of_words(value: Any) -> bool:
     return isinstance(value, list) and all(map(_are_words, value))
+
+
+def refused_place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> Iterator[Problem]:
+    """Yield what is against a name: it has to be a file in an allowed folder, on the hub where that
+    is allowed, or of a built-in model where it is only planned."""
+    if not isinstance(value, str) or not value:
+        return  # missing or of another type, which the job's own rules say
+    if plan and field != "dataset" and known_model(value) is not None:
+        return
+    shown = value[:200]
+    if value.startswith(("/", ".", "~")) or value.endswith((".json", ".jsonl")):
+        if (why := _outside(value, allowed.folders)) is not None:
+            yield Problem(where=field, what=f"`{field}: {shown}` {why}", hint=_hint(allowed))
+    elif not allowed.hub:
+        what = f"`{field}: {shown}` would be looked for on the hub, which is not allowed here"
+        hint = "the operator allows it by `allowed: {hub: true}` in server.yaml"
+        if field == "dataset":
+            hint = "give its lengths: `{lengths: {max: 2048, p50: 300, p99: 1500}}`"
+        yield Problem(where=field, what=what, hint=hint)
+    elif not _HUB_ID.fullmatch(value) or ".." in value:
+        yield Problem(where=field, what=f"`{field}: {shown}` is not a hub id")
+    elif field == "dataset" and "/" not in value:  # `json` and `text` mean files of the worker's
+        what = f"`{field}: {shown}` is not the whole id of a data set"
+        yield Problem(where=field, what=what, hint="write `owner/name`")
+
+
+def _hint(allowed: Allowed) -> str:
+    if not allowed.folders:
+        return "the operator lists folders under `allowed.folders` of server.yaml"
+    return f"give an absolute path under one of these folders: {', '.join(allowed.folders)}"
+
+
+def _outside(value: str, folders: list[str]) -> str | None:
+    """Return why a path is not one in the folders; None: it is, with all that lies below it."""
+    no = "is not under a folder that jobs over HTTP may name"
+    path = Path(value)
+    if not path.is_absolute() or ".." in path.parts:
+        return no
+    try:
+        roots = [Path(folder).resolve() for folder in folders]
+        real = path.resolve()
+        if not _is_below(real, roots):
+            return no
+        if not (real.is_file() or real.is_dir()):
+            return "is not there"
+        return _leads_out(real, roots) if real.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return no
+
+
+def _is_below(path: Path, roots: list[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)
+
+
+def _leads_out(folder: Path, roots: list[Path]) -> str | None:
+    """Return why a folder's content is not its own; None: it is. Links that stay inside are
+    fine."""
+    count = 0
+    for here, folders, files in os.walk(folder):
+        count += len(folders) + len(files)
+        if count > _MOST_ENTRIES:
+            return f"has more than {_MOST_ENTRIES} files, too many to be looked through"
+        for name in (*folders, *files):
+            path = Path(here, name)
+            if path.is_symlink() and not _is_below(path.resolve(), roots):
+                return f"has a link that leads out of the allowed folders: {name}"
+    try:
+        check_card(folder, _MOST_CARD)
+    except UserError as error:
+        (problem,) = error.problems
+        return f"has a {Path(problem.where).name} that is not taken: {problem.what}"
+    return None

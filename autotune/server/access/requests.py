@@ -1,4 +1,5 @@
-"""What every request goes through: a host name of ours, a size, a rate, headers, an id, a log."""
+"""What every request goes through: a connection that does not wait for ever, a host name of ours, a
+size, a rate, headers, an id, a log."""
 
 import asyncio
 import ipaddress
@@ -8,6 +9,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException  # which FastAPI hands on where it reads a body
@@ -15,14 +17,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from autotune.server.access.callers import COOKIE, bearer
-from autotune.server.access.connections import BODY_S
 from autotune.server.api.problems import problem_response
 from autotune.server.metrics import Metrics
 from autotune.server.service import Service
 from autotune.server.store.values import MOST_UPLOAD
 
+HEADERS_S = 15.0
+"""A connection has so long for the head of a request, from its start or the last answer on."""
+BODY_S = 60.0
+"""And so long for all of its body."""
+SPARE = 200
+"""Connections besides those that follow events."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -46,6 +54,46 @@ UNKNOWN = 16 * 2**10
 _OFTEN = ("/worker/lease", "/worker/beat", "/health", "/metrics")
 """What comes every second or so: its log lines are for those who ask for them."""
 log = logging.getLogger("autotune.server")
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, which waits for ever for the head of a request."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait; beyond what is taken, end at once."""
+        super().connection_made(transport)
+        if self.limit_concurrency and len(self.connections) > self.limit_concurrency + SPARE:
+            transport.abort()
+            return
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; it counts as a request once its head is whole."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait_no_more()
+        elif self._waiting is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(HEADERS_S, self._end)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _end(self) -> None:
+        self._waiting = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 class Gate:

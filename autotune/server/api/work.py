@@ -1,27 +1,38 @@
-"""Plans and runs over HTTP: asked for, looked at, followed, cancelled, taken up again, deleted."""
+"""Plans and runs over HTTP: asked for, looked at, followed, cancelled, taken up again, deleted.
+
+The page of a report came from a worker. So it is sandboxed: a browser gives it an origin of its
+own, which has no cookie and reaches no page of the service; it runs the two scripts of this version
+alone, and no host can be asked for anything.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from autotune.errors import Problem
+from autotune.report.html import policy, with_plotly
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import problem
 from autotune.server.live import Live
 from autotune.server.service import Service
-from autotune.server.store.filter import PER_PAGE, Filter
 from autotune.server.store.values import ENDED, Details, Kind, State, Value, Work
-from autotune.server.store.works import Full, Room
+from autotune.server.store.works import PER_PAGE, Filter, Full, Room
 from autotune.server.submission import Submission, accepted
 
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
 After = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$")]
 Text = r"^[^\x00]*$"
 """What PostgreSQL takes for a text."""
+PAGE, TEXT = "report.html", "report.txt"
+Format = Annotated[
+    Literal["text", "html"],
+    Query(description="`text`: what `autotune report` prints; `html`: what its --html writes."),
+]
+_CONTENT: dict[str, Any] = {"schema": {"type": "string"}}
 
 
 class Page(Value):
@@ -252,3 +263,33 @@ def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
     """The bundle of a plan's answer, marked as not verified."""
     details(service, id, "plan")
     return file_response(service, id, "bundle.zip")
+
+
+@runs.get(
+    "/{id}/report",
+    name="get_run_report",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": _CONTENT, "text/html": _CONTENT}}},
+)
+def _report(service: ServiceOf, _: Caller, id: Id, format: Format = "text") -> Response:
+    """The report of a run that has ended."""
+    details(service, id, "run")
+    if format == "text":
+        return file_response(service, id, TEXT)
+    answer = page_response(service, id)
+    if answer is None:
+        raise problem(404, f"there is no {PAGE} of it", "it may still be running")
+    return answer
+
+
+def page_response(service: Service, id: str) -> Response | None:
+    """The page of a report, confined; None: there is none."""
+    content = service.works.file(id, PAGE)
+    if content is None:
+        return None
+    headers = {
+        "content-security-policy": f"{policy()}; sandbox allow-scripts; frame-ancestors 'none'",
+        # With `same-origin` a browser refuses a page that is sandboxed.
+        "cross-origin-opener-policy": "unsafe-none",
+    }
+    return HTMLResponse(with_plotly(content), headers=headers)

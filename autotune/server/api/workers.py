@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from autotune.report.html import without_plotly
 from autotune.server.access.callers import ServiceOf, Worker
 from autotune.server.api.problems import problem
-from autotune.server.api.reports import PAGE
+from autotune.server.api.work import PAGE
 from autotune.server.store.events import Line
 from autotune.server.store.values import Beat, Ending, Kind, Lease, Value, WorkerInfo
 

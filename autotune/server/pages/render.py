@@ -1,33 +1,186 @@
-"""Templates, and the pages and fragments that are made of them."""
+"""Templates, the pages and fragments made of them, and values as people read them on a page."""
 
+import datetime
 import functools
 import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
+from markupsafe import Markup, escape
 
 from autotune import __version__
 from autotune.report.html_templates import HtmlTemplates
 from autotune.server.access.tokens import Holder
-from autotune.server.pages import words
+from autotune.space.knobs import FLAG_WORDS
+from autotune.units import format_bytes, format_seconds, format_speed
 
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+CHECKPOINTING = "gradient_checkpointing"
+_STATES = {
+    "queued": "waiting",
+    "running": "running",
+    "done": "done",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+_OUTCOMES = {
+    "fits": "fits",
+    "nothing_fits": "nothing fits",
+    "nothing_measured": "nothing measured",
+    "recommended": "found",
+}
+SHOWN = ("launch.sh", "_config.yaml", "accelerate.yaml", "deepspeed.json", "README.md")
+_MOST = 64_000
+_LAUNCH = re.compile(r"`bash\s+(launch\w*\.sh[^`]*)`")
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
-_FILTERS = {
-    "size": words.size_text,
-    "speed": words.speed_text,
-    "seconds": words.seconds_text,
-    "share": words.share_text,
-    "count": words.count_text,
-    "when": words.when_text,
-    "iso": words.iso_time,
-    "device": words.device_text,
-    "value": words.value_text,
-    "batch": words.batch_text,
-    "said": words.said_text,
-}
+
+
+def size_text(count: float | None) -> str:
+    """`1.25 GiB`."""
+    return "" if count is None else format_bytes(count)
+
+
+def speed_text(tokens_per_s: float | None) -> str:
+    """`45k tokens/s`."""
+    return "" if tokens_per_s is None else format_speed(tokens_per_s)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """`4 min 10 s`."""
+    return "" if seconds is None else format_seconds(seconds)
+
+
+def share_text(share: float | None) -> str:
+    """`3%`, and never a rounded 0 or 100."""
+    if share is None:
+        return ""
+    if 0 < share < 0.01:
+        return "< 1%"
+    if 0.99 < share < 1:
+        return "> 99%"
+    return f"{100 * share:.0f}%"
+
+
+def count_text(count: int) -> str:
+    """`7.62 B` parameters."""
+    value, unit = float(count), ""
+    for larger in ("k", "M", "B"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}".strip()
+
+
+def when_text(utc: float | None) -> str:
+    """`2026-11-23 14:05 UTC`; pages show it in the reader's own time."""
+    if utc is None:
+        return ""
+    time = datetime.datetime.fromtimestamp(utc, datetime.UTC)
+    return time.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def iso_time(utc: float) -> str:
+    """For `<time datetime>`."""
+    return datetime.datetime.fromtimestamp(utc, datetime.UTC).isoformat(timespec="seconds")
+
+
+def device_text(device: str) -> str:
+    """`memory=24GiB` -> `24 GiB`; a name as it is."""
+    memory = re.fullmatch(r"memory=([0-9.]+)GiB", device)
+    return f"{memory[1]} GiB" if memory else device
+
+
+def state_text(state: str, outcome: str) -> str:
+    """Return how a work stands, in a word or two."""
+    if state == "done" and outcome:
+        return _OUTCOMES.get(outcome, outcome.replace("_", " "))
+    return _STATES[state]
+
+
+def state_tone(state: str, outcome: str) -> str:
+    """Return whether that is `good`, `bad`, `busy` or nothing of it (`calm`)."""
+    if state == "failed" or outcome.startswith("nothing"):
+        return "bad"
+    if state == "done":
+        return "good"
+    return "busy" if state == "running" else "calm"
+
+
+def said_text(text: str) -> Markup:
+    """Return a line of ours: what stands in backticks as code, `+-` as one sign."""
+    parts = re.split(r"`([^`]*)`", text.replace("+-", "\N{PLUS-MINUS SIGN}"))
+    shown = (
+        Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts)
+    )
+    return Markup("").join(shown)
+
+
+def batch_text(knobs: Mapping[str, Any]) -> str:
+    """Micro-batch x accumulation."""
+    return " x ".join(str(knobs.get(name, "?")) for name in BATCH)
+
+
+def knob_words(knobs: Mapping[str, Any], shown: Collection[str]) -> list[str]:
+    """Return knobs in words, of those that are to be shown, but for the batch and checkpointing."""
+    names = [name for name in knobs if name in shown and name not in (*BATCH, CHECKPOINTING)]
+    return [word for name in names if (word := _word(name, knobs[name]))]
+
+
+def value_text(value: Any) -> str:
+    """Return a value of a knob."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return FLAG_WORDS.get(name, name.replace("_", " ")) if value else ""
+    return value if isinstance(value, str) else f"{name} {value_text(value)}"
+
+
+@dataclass(frozen=True)
+class BundleFile:
+    """A file of a bundle."""
+
+    name: str
+    text: str
+
+
+def bundle_files(archive: bytes | None) -> list[BundleFile]:
+    """Return the files that a person looks at."""
+    if archive is None:
+        return []
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        names = [name for end in SHOWN for name in files.namelist() if name.endswith(end)]
+        return [
+            BundleFile(name.removeprefix("bundle/"), _text(files.read(name)))
+            for name in names
+            if files.getinfo(name).file_size <= _MOST
+        ]
+
+
+def launch_command(id: str, files: list[BundleFile]) -> str:
+    """Return what unpacks and launches a bundle that was downloaded, as its README has it: where
+    the job named no data, the launch has to be told which."""
+    readme = next((file.text for file in files if file.name == "README.md"), "")
+    said = _LAUNCH.search(readme)
+    launch = " ".join(said[1].split()) if said else "launch.sh"
+    return f"unzip {id}-bundle.zip && bash bundle/{launch}"
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", errors="replace")
 
 
 @functools.cache
@@ -35,11 +188,24 @@ def _templates() -> HtmlTemplates:
     names = {
         "version": __version__,
         "stamp": _stamp(),
-        "state_text": words.state_text,
-        "state_tone": words.state_tone,
-        "knob_words": words.knob_words,
+        "state_text": state_text,
+        "state_tone": state_tone,
+        "knob_words": knob_words,
     }
-    return HtmlTemplates(HERE / "templates", _FILTERS, names)
+    filters = {
+        "size": size_text,
+        "speed": speed_text,
+        "seconds": seconds_text,
+        "share": share_text,
+        "count": count_text,
+        "when": when_text,
+        "iso": iso_time,
+        "device": device_text,
+        "value": value_text,
+        "batch": batch_text,
+        "said": said_text,
+    }
+    return HtmlTemplates(HERE / "templates", filters, names)
 
 
 def page(

@@ -13,16 +13,22 @@ from autotune.job.job import Budget, as_budget
 from autotune.job.yaml_file import parse_yaml
 from autotune.process.run_folder import RunFolder
 from autotune.server.access.callers import Caller, ServiceOf
-from autotune.server.api.reports import TEXT, page_response
-from autotune.server.api.work import After, Id, cancel, details, resume, room_for
-from autotune.server.pages.bundle_files import bundle_files, launch_command
+from autotune.server.api.work import (
+    TEXT,
+    After,
+    Id,
+    cancel,
+    details,
+    page_response,
+    resume,
+    room_for,
+)
 from autotune.server.pages.follow import FromEvent, fold, updates
-from autotune.server.pages.plot import plot_of
-from autotune.server.pages.render import fragment, page, refresh
-from autotune.server.pages.run_progress import RunProgress
+from autotune.server.pages.render import bundle_files, fragment, launch_command, page, refresh
+from autotune.server.pages.run_progress import RunProgress, plot_of
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event
-from autotune.server.worker.shown import Shown
+from autotune.server.worker.output import Shown
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 WORKS = "works"

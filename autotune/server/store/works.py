@@ -1,5 +1,6 @@
 """Plans and runs: asked for, looked at, searched, cancelled, taken up again, deleted."""
 
+import functools
 import json
 import secrets
 import time
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from sqlalchemy import (
     ColumnElement,
+    Select,
     bindparam,
     delete,
     func,
@@ -21,7 +23,6 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from autotune.server.store.database import Database
-from autotune.server.store.filter import PER_PAGE, Filter, count_of, page_of
 from autotune.server.store.tables import (
     DeletedRow,
     EventRow,
@@ -30,14 +31,54 @@ from autotune.server.store.tables import (
     WorkerRow,
     WorkRow,
 )
-from autotune.server.store.values import ALIVE_S, ENDED, Details, NewWork, Work
+from autotune.server.store.values import ALIVE_S, ENDED, Details, Kind, NewWork, State, Work
 
+PER_PAGE = 50
+_OF_WORK = tuple(WorkRow.__table__.columns[name] for name in Work.model_fields)
 _ADDING = 0x6175746F
 """The key of PostgreSQL's lock for those that add works."""
 _STATE = select(WorkRow.state).where(WorkRow.id == bindparam("id"))
 _KIND = select(WorkRow.kind).where(WorkRow.id == bindparam("id"))
 _BY_STATE = (WorkRow.kind, WorkRow.state, WorkRow.outcome)
 _COUNTS = select(*_BY_STATE, func.count()).group_by(*_BY_STATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which works are wanted; None: any."""
+
+    kind: Kind | None = None
+    state: State | None = None
+    method: str | None = None
+    text: str | None = None
+    """A part of the model's or the device's name, or of the id."""
+    submitter: str | None = None
+
+
+@functools.lru_cache(maxsize=256)
+def page_of(wanted: Filter, number: int, per_page: int) -> Select[Any]:
+    """Return the newest works that fit, without what they came to, which may be large."""
+    statement = _filtered(select(*_OF_WORK), wanted).order_by(WorkRow.created.desc())
+    return statement.offset((number - 1) * per_page).limit(per_page)
+
+
+@functools.lru_cache(maxsize=256)
+def count_of(wanted: Filter) -> Select[Any]:
+    """Return how many fit."""
+    return _filtered(select(func.count()).select_from(WorkRow), wanted)
+
+
+def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
+    for name in ("kind", "state", "method", "submitter"):
+        value = getattr(wanted, name)
+        if value is not None:
+            statement = statement.where(getattr(WorkRow, name) == value)
+    for word in (wanted.text or "").split():
+        columns = (WorkRow.model, WorkRow.device, WorkRow.id, WorkRow.method)
+        statement = statement.where(
+            or_(*(column.icontains(word, autoescape=True) for column in columns))
+        )
+    return statement
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from autotune.cli import plan
 from autotune.facts.stack import field_types
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.server.access import job_rules, training_fields
-from autotune.server.access.plain import MOST_TEXT
+from autotune.server.access import job_rules
+from autotune.server.access.untrusted import MOST_TEXT
 from autotune.server.settings import Allowed
 from autotune.server.submission import Submission, accepted
 from tests.unit.server.conftest import JOB, Served
@@ -29,15 +29,15 @@ def test_every_field_of_a_job_has_a_rule() -> None:
 
 def test_every_allowed_training_field_is_one_and_names_nothing() -> None:
     fields = {name: kind for method in METHODS for name, kind in field_types(method).items()}
-    allowed = training_fields.NUMBERS | training_fields.WORDS | training_fields.TOKENS
+    allowed = job_rules.TRAINING_NUMBERS | job_rules.TRAINING_WORDS | job_rules.TRAINING_TOKENS
     older = {"warmup_ratio", "group_by_length", "gradient_checkpointing"}
     newer = {"activation_checkpointing"}
     assert allowed - fields.keys() <= older | newer
-    for name in training_fields.NUMBERS & fields.keys():
+    for name in job_rules.TRAINING_NUMBERS & fields.keys():
         assert "str" not in fields[name].replace("IntervalStrategy | str", ""), name
     for part in ("path", "dir", "hub", "token", "url", "host", "port", "file", "code", "kwargs"):
         named = {name for name in allowed if part in name.split("_")}
-        assert named <= training_fields.TOKENS | {"lr_scheduler_kwargs"}, part
+        assert named <= job_rules.TRAINING_TOKENS | {"lr_scheduler_kwargs"}, part
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.bundle.readme import how_to_launch
 from autotune.job.methods import METHODS
-from autotune.server.pages.words import speed_text
+from autotune.server.pages.render import speed_text
 from autotune.server.store.events import Line
 from autotune.server.store.values import Ending, WorkerInfo
 from tests.unit.server.conftest import CSRF, JOB, Served

@@ -8,10 +8,9 @@ from sqlalchemy import event
 from autotune.server.store import queue as queue_module
 from autotune.server.store.database import Database
 from autotune.server.store.events import Events, Line
-from autotune.server.store.filter import Filter
 from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Kind, NewWork, WorkerInfo
-from autotune.server.store.works import Works
+from autotune.server.store.works import Filter, Works
 
 HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
 THERE = HERE.model_copy(update={"name": "there:0", "machine": "there"})

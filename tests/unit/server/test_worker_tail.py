@@ -10,8 +10,7 @@ from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, NewWork, WorkerInfo
 from autotune.server.store.works import Works
 from autotune.server.worker.door import Away, Door
-from autotune.server.worker.shown import Shown
-from autotune.server.worker.tail import Tail
+from autotune.server.worker.output import Shown, Tail
 
 HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
 

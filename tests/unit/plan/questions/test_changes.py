@@ -10,7 +10,7 @@ from autotune.plan.questions.changes import (
     single_changes,
 )
 from autotune.plan.questions.leanest import leanest
-from autotune.server.pages.plan_input import changed_job
+from autotune.server.pages.plan_form import changed_job
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.job_file.load import load_job
