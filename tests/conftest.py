@@ -1,18 +1,21 @@
 """What every test gets: a home of its own, folders with names that break careless code, and where
 tests run side by side (`-n`), cores of its own."""
 
-import hashlib
+import json
 import os
-import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-USERS_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 QUIET_VARIABLE = "AUTOTUNE_QUIET"
+ROOT = Path(__file__).resolve().parents[1]
+DURATIONS = ROOT / "tests" / "durations.json"
+"""File -> test -> seconds, of the last whole run; `""`: all of the file that took less than one."""
+DURATIONS_VARIABLE = "AUTOTUNE_DURATIONS"
+"""Where a run is to keep its durations."""
+_took: dict[str, dict[str, float]] = {}
 
 
 def pytest_configure() -> None:
@@ -30,49 +33,52 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, own)
 
 
-LONG_FILES = (
-    "test_run.py",
-    "test_launch_several.py",
-    "test_ppo.py",
-    "test_online.py",
-    "test_plan.py",
-    "test_ranks.py",
-    "test_planned_bundle.py",
-    "test_preference.py",
-    "test_loading.py",
-)
-"""Files of minutes in `tests/cpu`, which come first: none is left to one worker at the end. While
-the first that needs it compiles DeepSpeed's code, the other worker has one that does not."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--guard", action="append", help="only the nightly tests of this guard; all")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long files come first. Sweeps of exactness are left out, but where they are asked for."""
-    places = {f"tests/cpu/{name}": place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
-    if "exactness" not in config.option.markexpr:
-        sweeps = [item for item in items if item.get_closest_marker("exactness")]
-        config.hook.pytest_deselected(items=sweeps)
-        items[:] = [item for item in items if item not in sweeps]
+    """Long files come first, so that none is left to one worker at the end. What is nightly is left
+    out, but where it is asked for (tests/guards.py)."""
+    files = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
+    items.sort(key=lambda item: -sum(files.get(item.nodeid.partition("::")[0], {"": 0}).values()))
+    asked = set(config.option.guard or ())
+    kept, left_out = [], []
+    for item in items:
+        guards = {mark.args[0] for mark in item.iter_markers("nightly")}
+        wanted = guards & asked or (guards and "all" in asked) if asked else not guards
+        (kept if wanted else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """The first process of a run hears of every test: its durations are added up there."""
+    file, _, name = report.nodeid.partition("::")
+    took = _took.setdefault(file, {})
+    took[name] = took.get(name, 0.0) + report.duration
+
+
+def pytest_sessionfinish() -> None:
+    """Where a run is asked for it, it keeps how long each test took: what took less than a second
+    as one figure a file."""
+    target = os.environ.get(DURATIONS_VARIABLE)
+    if WORKER is not None or not target:
+        return
+    path = Path(target)
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for file, took in _took.items():
+        long = {name: round(seconds, 1) for name, seconds in took.items() if seconds >= 1}
+        rest = sum(seconds for seconds in took.values() if seconds < 1)
+        known[file] = dict(sorted(long.items())) | {"": round(rest, 1)}
+    here = {file: took for file, took in known.items() if (ROOT / file).exists()}
+    path.write_text(json.dumps(here, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces are the same whoever asks: one test run makes each of them once."""
     return _of_all_workers(tmp_path_factory, "plan-cache")
-
-
-@pytest.fixture(scope="session")
-def kept_compiled() -> Path:
-    """Where it is kept for later test runs with this stack on this processor: the user's cache."""
-    versions = [version(name) for name in ("deepspeed", "torch")]
-    processor = [
-        line
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith(("model name", "flags", "Features"))
-    ]
-    parts = [sys.prefix, sys.version, *versions, *sorted(set(processor))]
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return USERS_CACHE / "autotune-tests" / f"compiled-{key}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,12 +4,10 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
+from tests.cpu.compiled import KEPT, compile_into
 
 ROOT = str(Path(__file__).parents[2])
 LLAMA = {
@@ -172,45 +171,14 @@ class Sweep:
         return self._found[case]
 
 
-def some_of(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """The cases as parameters: one a mechanism is always tried, the rest are a sweep."""
-    return [
-        pytest.param(case, marks=() if case in kept else pytest.mark.exactness) for case in cases
-    ]
-
-
-COMPILE = """
-from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
-for builder in (ShareMemCommBuilder, CPUAdamBuilder):
-    builder().load()
-"""
-
-
 @pytest.fixture(scope="session")
-def deepspeed_compiled(compiled: Path, kept_compiled: Path) -> None:
+def deepspeed_compiled(compiled: Path) -> None:
     """What DeepSpeed's ranks compile at first use is there: one that waited for another test's
-    compiler would be taken for one that hangs. It is kept for the next test runs; each works on a
-    copy, as a process that is killed while it loads leaves a lock behind."""
+    compiler would be taken for one that hangs."""
     with FileLock(compiled / "of all tests.lock"):
-        if (compiled / "done").exists():
-            return
-        if kept_compiled.exists():
-            shutil.copytree(kept_compiled, compiled, dirs_exist_ok=True)
-        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-        subprocess.run(
-            [sys.executable, "-c", COMPILE],
-            env=environment,
-            check=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),
-        )  # on all cores: the other workers come to wait for it
-        if not kept_compiled.exists():
-            kept_compiled.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=kept_compiled.parent) as draft:
-                leave_out = shutil.ignore_patterns("*lock")
-                whole = shutil.copytree(compiled, Path(draft) / "whole", ignore=leave_out)
-                with contextlib.suppress(OSError):  # another test run was faster
-                    whole.rename(kept_compiled)
-        (compiled / "done").touch()
+        if not (compiled / "done").exists():
+            compile_into(compiled, KEPT)
+            (compiled / "done").touch()
 
 
 @dataclass(frozen=True)

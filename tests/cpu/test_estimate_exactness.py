@@ -11,7 +11,8 @@ from autotune.process.server import ChildServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare
-from tests.cpu.conftest import Sweep, some_of
+from tests.cpu.conftest import Sweep
+from tests.guards import some_of
 
 TIED = Case(model="qwen2", bf16=True, shape="1x17")
 """Two gradients of one embedding, added in place: hardly anything else is live at the peak."""
@@ -56,7 +57,7 @@ def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep
 
 
 @pytest.mark.parametrize(
-    "case", some_of(CASES, {TIED, CHUNKED, FLAT, LORA}), ids=lambda case: case.name
+    "case", some_of(CASES, {TIED, CHUNKED, FLAT, LORA}, "exactness"), ids=lambda case: case.name
 )
 def test_the_estimate_is_the_peak_of_the_real_steps(rows: Sweep, case: Case) -> None:
     row = rows[case]
@@ -65,7 +66,7 @@ def test_the_estimate_is_the_peak_of_the_real_steps(rows: Sweep, case: Case) -> 
     assert sum(row["parts"].values()) == row["estimate_bytes"]
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_half_of_the_estimates_are_off_by_less_than_two_in_ten_thousand(rows: Sweep) -> None:
     errors = [abs(rows[case]["error"]) for case in CASES]
     assert statistics.median(errors) < 0.0002
@@ -79,7 +80,7 @@ def test_without_merging_what_autograd_adds_in_place_the_estimate_is_too_high(
     assert abs(rows[TIED]["error"]) < 0.0002
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_peaks_are_reached_in_different_places(rows: Sweep) -> None:
     """Or else only one place would have been checked."""
     assert len({rows[case]["peak_at"][1] for case in CASES}) >= 4

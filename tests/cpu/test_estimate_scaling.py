@@ -17,7 +17,8 @@ from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
 from autotune.space.quantization import FOUR_BITS
-from tests.cpu.conftest import LLAMA, some_of, write_model
+from tests.cpu.conftest import LLAMA, write_model
+from tests.guards import some_of
 
 LAYERS, FEW = 9, layers.LAYERS.smallest
 LONGER = 10 if fused_head() else 1
@@ -241,7 +242,7 @@ def answered(case: Case, model: Path, server: ChildServer, path: Path) -> Any:
     return reply
 
 
-@pytest.mark.parametrize("name", some_of(CASES, {"full", "on the CPU"}))
+@pytest.mark.parametrize("name", some_of(CASES, {"full", "on the CPU"}, "exactness"))
 def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:
@@ -261,7 +262,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
         assert reply["growth"] == pytest.approx(growth, rel=1e-6)
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_a_kind_of_attention_that_few_layers_have_is_traced(
     server: ChildServer, tmp_path: Path
 ) -> None:
@@ -273,7 +274,7 @@ def test_a_kind_of_attention_that_few_layers_have_is_traced(
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_where_layers_differ_all_are_traced(server: ChildServer, tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model", EXPERTS)
     reply = answered(CASES["full"], model, server, tmp_path)

@@ -51,7 +51,7 @@ def found(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> dict
     return dict(reply)
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_lasts_is_what_the_paper_says(found: dict[str, Any], stage: int) -> None:
     """All but the gradients of stage 2: a weight that is cut keeps the whole of its gradient."""
@@ -66,7 +66,7 @@ def test_what_lasts_is_what_the_paper_says(found: dict[str, Any], stage: int) ->
         assert parts["gradients"] == pytest.approx(paper["gradients"], rel=0.01)
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_an_offloaded_optimizer_keeps_its_states_on_the_host(found: dict[str, Any]) -> None:
     """The formula does not know of the whole gradient of a weight that is cut."""
     case, parameters, largest = CASES[OFFLOADED], found["parameters"], found["largest"]
@@ -79,7 +79,7 @@ def test_an_offloaded_optimizer_keeps_its_states_on_the_host(found: dict[str, An
     assert "optimizer" not in found[OFFLOADED]["between"]
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_a_step_that_is_left_out_is_no_estimate(found: dict[str, Any]) -> None:
     assert "left an optimizer step out" in found["left out"]
 

@@ -21,8 +21,9 @@ from benchmarks.rollout_exactness import cases as rollouts
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
 from benchmarks.rollout_exactness.run import compare as compare_rollout
 from benchmarks.rollout_exactness.run import write_models
-from tests.cpu.conftest import LLAMA, Bench, Command, Sweep, open_bench, some_of
+from tests.cpu.conftest import LLAMA, Bench, Command, Sweep, open_bench
 from tests.cpu.test_run import assert_launched, write_job
+from tests.guards import some_of
 
 INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
 needs_bitsandbytes = pytest.mark.skipif(not INSTALLED, reason="bitsandbytes is not installed")
@@ -94,21 +95,21 @@ def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep
     )
 
 
-@pytest.mark.parametrize("case", some_of(CASES, {NESTED}), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", some_of(CASES, {NESTED}, "exactness"), ids=lambda case: case.name)
 @needs_bitsandbytes
 def test_the_estimate_is_the_peak_of_the_real_steps(rows: Sweep, case: Case) -> None:
     assert "failure" not in rows[case], rows[case]["failure"]
     assert abs(rows[case]["error"]) < 0.005, rows[case]
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 @needs_bitsandbytes
 def test_half_of_the_estimates_are_off_by_less_than_one_in_a_thousand(rows: Sweep) -> None:
     errors = [abs(rows[case]["error"]) for case in CASES]
     assert statistics.median(errors) < 0.001, errors
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 @pytest.mark.parametrize("case", ROLLOUTS, ids=lambda case: case.name)
 @needs_bitsandbytes
 def test_the_estimate_of_an_online_trainer_is_its_peak(
@@ -175,7 +176,7 @@ def test_a_quantised_job_becomes_a_verified_bundle_that_trains(autotune: Command
 
 
 @pytest.mark.slow
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 @needs_bitsandbytes
 def test_a_quantised_policy_of_ppo_becomes_a_verified_bundle(autotune: Command) -> None:
     """In bf16, for which PPOTrainer by itself casts a 4-bit policy so that it cannot generate."""

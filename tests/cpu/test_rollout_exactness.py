@@ -14,7 +14,8 @@ from benchmarks.rollout_exactness.cases import Case
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
 from benchmarks.rollout_exactness.run import compare, write_models
 from benchmarks.rollout_exactness.worker import PHASES
-from tests.cpu.conftest import Sweep, some_of
+from tests.cpu.conftest import Sweep
+from tests.guards import some_of
 
 GRPO, PPO = Case(beta=0.04, checkpointing=True), PpoCase()
 CASES = (
@@ -40,7 +41,9 @@ def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep
     )
 
 
-@pytest.mark.parametrize("case", some_of(CASES, {GRPO, PPO}), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", some_of(CASES, {GRPO, PPO}, "exactness"), ids=lambda case: case.name
+)
 def test_the_estimate_is_the_peak_of_real_generation_and_training(rows: Sweep, case: Any) -> None:
     row = rows[case]
     assert "failure" not in row, row["failure"]
@@ -52,6 +55,6 @@ def test_the_estimate_is_the_peak_of_real_generation_and_training(rows: Sweep, c
     assert row["phases"] == pytest.approx(dict.fromkeys(row["phases"], 0.0), abs=0.01)
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_most_are_off_by_less_than_one_in_a_thousand(rows: Sweep) -> None:
     assert statistics.median(abs(rows[case]["error"]) for case in CASES) < 0.001

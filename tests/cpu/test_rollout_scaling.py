@@ -14,8 +14,9 @@ import pytest
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
-from tests.cpu.conftest import LLAMA, some_of, write_model
+from tests.cpu.conftest import LLAMA, write_model
 from tests.cpu.test_estimate_scaling import CUDA, LAYERS
+from tests.guards import some_of
 
 WORKER = "tests.cpu.test_rollout_scaling:compare"
 PROMPTS = (24, 9, 17, 30)
@@ -128,7 +129,7 @@ def compare(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", some_of(CASES, {"grpo"}))
+@pytest.mark.parametrize("name", some_of(CASES, {"grpo"}, "exactness"))
 def test_few_layers_and_tokens_stand_for_all(
     name: str, server: ChildServer, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from autotune.space.sharding.sharding import Sharding
 from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, write_rows
 from tests.cpu.test_sharded_estimates import BF16, deepspeed, replies_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.exactness]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly("exactness")]
 
 LAYERS = 15
 WORKER = "tests.cpu.test_sharding_depths:compare"

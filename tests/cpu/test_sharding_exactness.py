@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.sharding_exactness.cases import HIDDEN, Case
 from benchmarks.sharding_exactness.run import compare
-from tests.cpu.conftest import Sweep, some_of
+from tests.cpu.conftest import Sweep
+from tests.guards import some_of
 
 ACCUMULATING = Case(strategy="zero 1", accumulation=2)
 """The last rank holds gradients that the first has let go of: it needs 8% more."""
@@ -44,7 +45,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return Sweep(find)
 
 
-some = pytest.mark.parametrize("case", some_of(CASES, {ACCUMULATING}), ids=lambda case: case.name)
+some = pytest.mark.parametrize(
+    "case", some_of(CASES, {ACCUMULATING}, "exactness"), ids=lambda case: case.name
+)
 
 
 @some
@@ -67,7 +70,7 @@ def test_ranks_do_not_all_need_the_same(rows: Sweep) -> None:
     assert last > 1.05 * first
 
 
-@pytest.mark.exactness
+@pytest.mark.nightly("exactness")
 def test_what_is_offloaded_is_counted_apart(rows: Sweep) -> None:
     """Of half the model: weights, a copy of them, two moments and gradients, in float32."""
     weights = rows[ACCUMULATING]["parts"]["weights"]  # of the whole model, in float32

@@ -112,10 +112,10 @@ def check(site_packages: Path) -> list[Path]:
         raise machine_error(
             f"{site_packages} has torch {found[1]}, which is no CUDA build", hint=AGAIN
         )
-    if (site_packages / "nvidia").exists():
+    real = [folder for folder in (site_packages, *sys.path) if Path(folder, "nvidia").exists()]
+    if real:
         raise machine_error(
-            f"{site_packages} has nvidia-* packages: torch would load these libraries, not the "
-            "stand-ins",
+            f"{real[0]} has nvidia-* packages: torch would load these libraries, not the stand-ins",
             hint=AGAIN,
         )
     needed_files(libraries)
@@ -167,7 +167,8 @@ def build(site_packages: Path, target: Path) -> None:
         MachineError: they do not fit this torch, or cannot be compiled.
     """
     torch = check(site_packages)
-    libraries = torch + [site_packages / name for name in EXTRA if (site_packages / name).exists()]
+    extra = [Path(folder, name) for folder in sys.path for name in EXTRA]
+    libraries = torch + [file for file in extra if file.exists()]
     target.mkdir(parents=True, exist_ok=True)
     core = target / CORE
     compile_library(core, sorted(SOURCES.glob("*.c")), "-lpthread", "-ldl")

@@ -32,6 +32,8 @@ CEILINGS = """
 import json, sys
 from pathlib import Path
 from autotune.estimate.speed.measuring import worker
+
+pytestmark = pytest.mark.nightly("virtual_gpu")
 chosen, sdpa_kernel = [], worker.sdpa_kernel
 worker.sdpa_kernel = lambda kernel: chosen.append(kernel) or sdpa_kernel(kernel)
 sizes = {"matmul": [16], "attention": [32], "attention_tokens": 64, "moved_bytes": [49152],

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from tests.virtual_gpu.test_stand_ins import HOLD
+
+pytestmark = pytest.mark.nightly("virtual_gpu")
 
 KIND = "a100-80gb"
 MIB = 2**20

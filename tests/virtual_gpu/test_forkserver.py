@@ -16,9 +16,10 @@ from autotune.process.limits import Ending, Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import PRELOAD, ChildServer
 
-pytestmark = pytest.mark.skipif(
-    not devices.gpu_count(), reason="there is no GPU, nor a virtual one"
-)
+pytestmark = [
+    pytest.mark.skipif(not devices.gpu_count(), reason="there is no GPU, nor a virtual one"),
+    pytest.mark.nightly("virtual_gpu"),
+]
 
 ASKS = """
 import torch

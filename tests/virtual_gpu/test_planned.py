@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -11,6 +12,8 @@ from autotune.bundle.mark import MARK
 from tests.cpu.conftest import LLAMA
 from tests.cpu.stand_ins import give_tokenizer
 from tests.virtual_gpu.test_runs import AMPERE, OFFLINE, write_job
+
+pytestmark = pytest.mark.nightly("virtual_gpu")
 
 
 def test_the_gpu_that_was_planned_for_takes_the_mark_away(virtual_gpu: Any, tmp_path: Path) -> None:

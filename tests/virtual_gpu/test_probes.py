@@ -1,6 +1,5 @@
 """What probes on a GPU say: limits, refused memory, retries, other processes, stalled kernels."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from autotune.facts import devices
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Limits
-from tests.cpu.conftest import LLAMA, Bench, open_bench
+from tests.cpu.conftest import LLAMA, Bench, Sweep, open_bench
 from tests.cpu.conftest import server as server  # of all tests here
+from tests.guards import some_of
 from tests.virtual_gpu.test_stand_ins import HOLD
 
 WIDE = {**LLAMA, "hidden_size": 256, "intermediate_size": 4096, "vocab_size": 8000}
@@ -29,12 +29,9 @@ def bench(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def roomy(bench: Bench) -> Iterator[dict[bool, Measurement]]:
+def roomy(bench: Bench) -> Sweep:
     """Without a limit, by `expandable_segments`."""
-    yield {
-        expandable: bench.probe(f"roomy {expandable}", **knobs(expandable, 32))
-        for expandable in (False, True)
-    }
+    return Sweep(lambda expandable: bench.probe(f"roomy {expandable}", **knobs(expandable, 32)))
 
 
 def knobs(expandable: bool, size: int) -> dict[str, Any]:
@@ -50,9 +47,9 @@ def outside(measurement: Measurement) -> int:
     return (measurement.peak_memory_bytes or 0) - (measurement.reserved_peak_bytes or 0)
 
 
-@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("expandable", some_of([False, True], {True}, "virtual_gpu"))
 def test_a_refused_allocation_is_oom_with_the_missing_bytes_and_the_next_probe_runs(
-    bench: Bench, roomy: dict[bool, Measurement], expandable: bool
+    bench: Bench, roomy: Sweep, expandable: bool
 ) -> None:
     free = roomy[expandable]
     assert free.outcome == "ok", free.reason
@@ -67,9 +64,8 @@ def test_a_refused_allocation_is_oom_with_the_missing_bytes_and_the_next_probe_r
     assert small.outcome == "ok", small.reason
 
 
-def test_a_training_that_must_empty_its_cache_is_unstable(
-    bench: Bench, roomy: dict[bool, Measurement]
-) -> None:
+@pytest.mark.nightly("virtual_gpu")
+def test_a_training_that_must_empty_its_cache_is_unstable(bench: Bench, roomy: Sweep) -> None:
     """Between what its tensors need and what the allocator would like."""
     free = roomy[False]
     assert free.allocated_peak_bytes is not None and free.reserved_peak_bytes is not None
@@ -84,6 +80,7 @@ def test_a_training_that_must_empty_its_cache_is_unstable(
     assert "empty its cache" in outcomes["unstable"].reason
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_another_process_on_the_gpu_is_named_and_the_probe_is_busy_while_it_is_there(
     bench: Bench, virtual_gpu: Any
 ) -> None:
@@ -98,6 +95,7 @@ def test_another_process_on_the_gpu_is_named_and_the_probe_is_busy_while_it_is_t
     assert bench.probe("alone", **knobs(False, 4)).outcome == "ok"
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_a_process_that_begins_in_the_middle_of_a_probe_makes_it_busy(
     bench: Bench, virtual_gpu: Any, tmp_path: Path
 ) -> None:
@@ -122,6 +120,7 @@ def test_a_process_that_begins_in_the_middle_of_a_probe_makes_it_busy(
     holder.communicate()
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_a_child_killed_in_a_kernel_leaves_its_memory_to_the_next(bench: Bench) -> None:
     request = bench.request(**knobs(False, 4))
     stalls = {**request.environment, "VIRTUAL_GPU_STALL_AT": "200"}

@@ -3,7 +3,11 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.cpu.test_scripts import SCRIPTS
+
+pytestmark = pytest.mark.nightly("virtual_gpu")
 
 BASE = ("-m", "autotune", "run", "--script", str(SCRIPTS / "collator.py"))
 

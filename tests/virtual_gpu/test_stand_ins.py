@@ -5,6 +5,8 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 HOLD = """
 import time, torch
 x = torch.empty({bytes}, dtype=torch.uint8, device="cuda")
@@ -53,6 +55,7 @@ print(json.dumps([str(device.uuid) for device in shown]))
 """
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_devices_are_shown_by_number_and_by_uuid(virtual_gpu: Any) -> None:
     gpu = virtual_gpu("h200", devices=4)
     every = on(gpu, SHOWN)
@@ -84,6 +87,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_small_tensors_have_values_and_large_ones_harmless_ones(virtual_gpu: Any) -> None:
     assert [name for name, holds in on(virtual_gpu("h200"), VALUES).items() if not holds] == []
 
@@ -101,6 +105,7 @@ print(json.dumps([ms(8192), ms(8192), ms(16384)]))
 """
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_the_clock_counts_work(virtual_gpu: Any) -> None:
     first, again, larger = on(virtual_gpu("a100-80gb"), TIMED)
     theory = 2 * 8192**3 / 312e12 * 1e3
@@ -112,6 +117,7 @@ def test_the_clock_counts_work(virtual_gpu: Any) -> None:
 STALLED = "import torch; torch.ones(5, device='cuda') * 2; print('done')"
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_a_kernel_may_stall_and_the_killed_process_holds_nothing(virtual_gpu: Any) -> None:
     gpu = virtual_gpu("h200")
     stalled = gpu.start("-c", STALLED, VIRTUAL_GPU_STALL_AT="1")
@@ -133,6 +139,7 @@ print(json.dumps([list(rows.sort().values.shape), list(rows.cumsum(0).shape)]))
 """
 
 
+@pytest.mark.nightly("virtual_gpu")
 def test_kernels_of_another_architecture_with_the_same_major_number_run(virtual_gpu: Any) -> None:
     """torch's wheels have none of 8.9; cub looks up what it launches by those they have."""
     assert on(virtual_gpu("l40s"), SORTED) == [[100000], [100000]]

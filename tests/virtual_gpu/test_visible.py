@@ -43,6 +43,8 @@ FOUND = """
 import json
 from autotune.facts import devices
 from autotune.probe.measure import describe_processes
+
+pytestmark = pytest.mark.nightly("virtual_gpu")
 found = devices.detect("cuda", 0)
 print(json.dumps([found.index, describe_processes(found)]))
 """

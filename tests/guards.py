@@ -1,0 +1,96 @@
+"""Tests that are too long for each change, and the code that makes them due.
+
+A test marked `nightly("launches")` is left out until the code of its guard changes: then a test of
+`tests/unit` fails until it has run once. `scripts/nightly` runs all of them.
+
+    scripts/test --guard launches    runs the tests of one guard, and records that they passed
+    scripts/test --due               the same for every guard whose code has changed since
+
+Comments and docstrings of the code do not count.
+"""
+
+import ast
+import hashlib
+import io
+import sys
+import tokenize
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "tests" / "passed"
+GUARDS = {
+    "documents": ("docs/first_answer.md", "docs/tasks", "examples", "search_spaces")
+    + ("autotune/plan", "autotune/space", "autotune/report", "autotune/cli/views"),
+    "exactness": ("autotune/estimate", "autotune/training", "constraints.txt"),
+    "launches": ("autotune/bundle", "autotune/run", "autotune/training"),
+    "process": ("autotune/process",),
+    "ranks": ("autotune/probe", "autotune/training", "autotune/space/sharding"),
+    "scripts": ("autotune/script",),
+    "service": ("autotune/server", "autotune/client.py"),
+    "virtual_gpu": ("autotune/probe", "autotune/process", "autotune/training", "autotune/doctor")
+    + ("autotune/facts/devices.py", "tests/virtual_gpu"),
+}
+"""Name of a guard -> files and folders whose change makes its tests due."""
+
+
+def fingerprint(guard: str) -> str:
+    """Return a hash of the code that the tests of a guard cover."""
+    texts = []
+    for place in GUARDS[guard]:
+        path = ROOT / place
+        files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+        for file in sorted(
+            f for f in files if "__pycache__" not in f.parts and "build" not in f.parts
+        ):
+            data = file.read_bytes()
+            counted = code(data.decode()).encode() if file.suffix == ".py" else data
+            texts.append(f"{file.relative_to(ROOT)} {hashlib.sha256(counted).hexdigest()}")
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def recorded(guard: str) -> str:
+    """Return the hash of the code that the tests of a guard have last passed for."""
+    file = RECORDS / f"{guard}.sha"
+    return file.read_text(encoding="ascii").strip() if file.exists() else ""
+
+
+def due() -> list[str]:
+    """Return the guards whose code has changed since their tests passed."""
+    return [guard for guard in GUARDS if recorded(guard) != fingerprint(guard)]
+
+
+def record(guard: str) -> None:
+    """Write down that the tests of a guard have passed for the code as it is."""
+    RECORDS.mkdir(exist_ok=True)
+    (RECORDS / f"{guard}.sha").write_text(fingerprint(guard) + "\n", encoding="ascii")
+
+
+def some_of(cases: Iterable[Any], kept: Collection[Any], guard: str) -> list[Any]:
+    """Return cases as parameters of a test: the kept ones always run, the rest are nightly."""
+    marks = pytest.mark.nightly(guard)
+    return [pytest.param(case, marks=() if case in kept else marks) for case in cases]
+
+
+def code(text: str) -> str:
+    """Return a module without comments, docstrings and empty lines."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            rows = slice(node.lineno - 1, node.end_lineno)
+            lines[rows] = [""] * len(lines[rows])
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+if __name__ == "__main__":  # guards.py: the due ones, a line each; guards.py NAME...: record these
+    for name in sys.argv[1:]:
+        record(name)
+    if not sys.argv[1:]:
+        print(*due(), sep="\n")
