@@ -3,7 +3,6 @@
 Pages for users quote the same plans, so their screens are held here, where the traces are."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -18,9 +17,7 @@ from tests.cpu.screens import Screen, screens
 from tests.cpu.stand_ins import EXAMPLES
 
 PAGE = (EXAMPLES / "five-problems" / "README.md").read_text(encoding="utf-8")
-LONG_TEST = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes: AUTOTUNE_LONG_TESTS=1"
-)
+LONG_TEST = pytest.mark.nightly("documents")
 
 USERS = [EXAMPLES.parent / "docs" / "first_answer.md", *EXAMPLES.parent.glob("docs/tasks/*.md")]
 LONG_SCREENS = ('plan job.yaml --device "GeForce RTX 3060 12 GB" --set', "lora-7b-8-gpus")

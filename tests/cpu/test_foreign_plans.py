@@ -5,7 +5,6 @@ and 5077), as they wrote them; of 1221, which has no file, as they are told ther
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from tests.cpu.conftest import Command
 
 REPORTS = Path(__file__).parent / "reports"
-LONG = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes: AUTOTUNE_LONG_TESTS=1"
-)
+LONG = pytest.mark.nightly("documents")
 SMALL = """
 model_name_or_path: Qwen/Qwen2.5-0.5B
 stage: sft

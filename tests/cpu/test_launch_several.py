@@ -170,9 +170,7 @@ def runs(material, tmp_path_factory):
 
 RARE = ("zero1", "zero2_offload", "dpo", "grpo")
 """Probes and traces have these as well; a launch takes half a minute."""
-LONG = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="AUTOTUNE_LONG_TESTS=1 launches these too"
-)
+LONG = pytest.mark.nightly("launches")
 LAUNCHED = [pytest.param(one, marks=LONG if one in RARE else ()) for one in STRATEGIES]
 OTHERS_LAUNCHED = [pytest.param(one, marks=LONG if one in RARE else ()) for one in OTHERS]
 

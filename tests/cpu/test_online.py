@@ -1,7 +1,6 @@
 """GRPO and RLOO: runs of tiny models on the CPU, from a job to a trained model."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job
 
 METHODS = ("grpo", "rloo")
-LONG = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="as of GRPO: AUTOTUNE_LONG_TESTS=1"
-)
+LONG = pytest.mark.nightly("launches")
 WIDE = {**LLAMA, "intermediate_size": 6000, "vocab_size": 5000}
 """Its activations outweigh what one process takes more than another."""
 REWARDS = '''

@@ -1,7 +1,6 @@
 """A plan's bundle: written without a device, then verified where it trains; here that is a CPU."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -107,9 +106,7 @@ def test_a_plans_bundle_trains_and_loses_its_mark_where_it_is_verified(autotune:
     assert config.read_text(encoding="utf-8").endswith("# mine\n")
 
 
-@pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="two runs more: AUTOTUNE_LONG_TESTS=1"
-)
+@pytest.mark.nightly("launches")
 @pytest.mark.parametrize("method", ["reward", "ppo"])
 def test_other_methods_bundles_are_verified_too(method: str, autotune: Command) -> None:
     folder = autotune.folder

@@ -1,7 +1,6 @@
 """Reward models, DPO and KTO: runs of tiny models on the CPU, from a job to a trained model."""
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,7 @@ from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job
 
 METHODS = ("reward", "dpo", "kto")
-LONG = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="as of DPO: AUTOTUNE_LONG_TESTS=1"
-)
+LONG = pytest.mark.nightly("launches")
 PINS: dict[str, dict[str, bool]] = {
     "dpo": {"gradient_checkpointing": False},
     "kto": {"gradient_checkpointing": True},

@@ -1,7 +1,6 @@
 """Two real ranks in a probe: every way to spread a training, and each way in which one can fail."""
 
 import json
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,7 @@ from tests.cpu.test_run import assert_launched, probes_of, write_job
 from tests.cpu.workers import RANK_FAULTS
 
 pytestmark = pytest.mark.usefixtures("deepspeed_compiled")
-LONG = pytest.mark.skipif(
-    not os.environ.get("AUTOTUNE_LONG_TESTS"), reason="minutes on one core: AUTOTUNE_LONG_TESTS=1"
-)
+LONG = pytest.mark.nightly("ranks")
 
 MODEL = {**LLAMA, "hidden_size": 128, "intermediate_size": 320}
 STRATEGIES: dict[str, dict[str, Any]] = {

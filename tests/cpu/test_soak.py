@@ -50,9 +50,7 @@ def short_soaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "SPEED_TOLERANCE", 10.0)  # beside other tests
 
 
-@pytest.mark.skipif(
-    "AUTOTUNE_LONG_TESTS" not in os.environ, reason="two launches more: AUTOTUNE_LONG_TESTS=1"
-)
+@pytest.mark.nightly("launches")
 @pytest.mark.usefixtures("short_soaks")
 def test_a_soak_finds_what_creeps_and_what_decays(
     autotune: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
