@@ -1,17 +1,21 @@
 """The bundle: every file of a recommendation, by name. Pure: values in, text out."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autotune.bundle.accelerate_config import accelerate_config
 from autotune.bundle.check.check import disagreements, of_bundle
-from autotune.bundle.launch_script import launch_script, missing_fields
-from autotune.bundle.multi_node import NODES_SCRIPT, SLURM_SCRIPT, nodes_script, slurm_script
+from autotune.bundle.configuration import accelerate_config, trainer_config
+from autotune.bundle.launch_script import (
+    NODES_SCRIPT,
+    SLURM_SCRIPT,
+    launch_script,
+    missing_fields,
+    nodes_script,
+    slurm_script,
+)
 from autotune.bundle.readme import how_to_launch, plain_name, readme
-from autotune.bundle.recipe_costs import recipe_costs
-from autotune.bundle.trainer_config import trainer_config
 from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
 from autotune.bundle.vllm_script import serve_script, wants_server
 from autotune.errors import UserError
@@ -20,7 +24,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked, Recommendation
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import Candidate, value_label
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.precision import resolve_precision
@@ -235,3 +239,25 @@ def _ranked(candidate: Ranked) -> dict[str, Any]:
         "knobs": candidate.candidate.knobs,
         "measurement": asdict(candidate.measurement),
     }
+
+
+def recipe_costs(
+    ranked: Sequence[Ranked], recipe_knobs: Collection[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what each value of a recipe knob costs: the best that was measured with it."""
+    costs: dict[str, list[dict[str, Any]]] = {}
+    for knob in sorted(recipe_knobs):
+        best: dict[str, Ranked] = {}
+        for candidate in sorted(ranked, key=lambda candidate: -candidate.tokens_per_s):
+            best.setdefault(value_label(candidate.candidate[knob]), candidate)
+        if len(best) > 1:
+            costs[knob] = [
+                {
+                    "value": candidate.candidate[knob],
+                    "probe": candidate.number,
+                    "tokens_per_s": candidate.tokens_per_s,
+                    "peak_memory_bytes": candidate.peak_memory_bytes,
+                }
+                for candidate in best.values()
+            ]
+    return costs

@@ -6,7 +6,7 @@ import pytest
 from bundle_cases import CASES
 from record import RECORDED, recorded
 
-from autotune.bundle.trainer_config import trainer_config
+from autotune.bundle.configuration import trainer_config
 from autotune.job.methods import SFT
 
 

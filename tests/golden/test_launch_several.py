@@ -11,7 +11,7 @@ import pytest
 from bundle_cases import CASES
 from test_launch_script import bundle, launch, make_spy
 
-from autotune.bundle.multi_node import nodes_script, slurm_script
+from autotune.bundle.launch_script import nodes_script, slurm_script
 from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import NVME_PATH, Sharding
 

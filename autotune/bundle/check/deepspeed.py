@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.bundle.check.deepspeed_fields import DEEPSPEEDS_OWN_AUTO, FILLED, SECTIONS
 from autotune.bundle.check.files import AUTO, LaunchFiles, number, section, shown, value_at
+from autotune.bundle.check.types import DEEPSPEEDS_OWN_AUTO, FILLED, SECTIONS
 from autotune.bundle.mark import KEY
 from autotune.errors import Problem, nearest
 from autotune.job.fields import MOST_DEVICES

@@ -3,8 +3,7 @@
 from pathlib import PurePath
 from typing import Any
 
-from autotune.bundle.formats.launched import Formatted, Launched
-from autotune.bundle.formats.renamed import Renaming, as_yaml, not_said
+from autotune.bundle.formats.launched import Formatted, Launched, Renaming, as_yaml, not_said
 from autotune.errors import user_error
 from autotune.space.foreign.axolotl_fields import RULES
 from autotune.space.foreign.tool import words

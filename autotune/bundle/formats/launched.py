@@ -1,4 +1,5 @@
-"""What the files of a bundle say, for those who write it in another form. Pure."""
+"""What the files of a bundle say, for writing it in another form, and its fields under the names of
+another tool. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -10,11 +11,16 @@ import yaml
 from autotune.bundle.check.files import LaunchFiles, number
 from autotune.errors import user_error
 from autotune.job.methods import METHODS, Method
+from autotune.space.foreign.fields import Rule, their_names
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 _EXPORT = re.compile(r'export (\w+)="\$\{\1-([^"}]*)\}"')
 _LAUNCHES = ("launch.sh", "launch_nodes.sh")
+_SILENT = frozenset({"eval_strategy", "dataset_test_split", "dataset_text_field", "use_cpu"})
+"""What means nothing where nothing is evaluated, or what the other tool sees by itself."""
+_USUAL = ("random", "bfd")
+"""Values that are no choice: every tool shuffles, and packs its way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +138,58 @@ class Formatted:
 def _mapping(text: str) -> dict[str, Any]:
     data = yaml.safe_load(text)
     return data if isinstance(data, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renaming:
+    """Fields by the other tool's names.
+
+    Attributes:
+        values: its names and the values.
+        lost: ours that it has no name for, and why.
+    """
+
+    values: Mapping[str, Any]
+    lost: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        rules: Mapping[str, Rule],
+        kept: frozenset[str],
+        handled: frozenset[str],
+    ) -> Self:
+        """Return the fields of a configuration.
+
+        Args:
+            rules: how the other tool's fields are read.
+            kept: fields that are called the same, whatever other names are read, too.
+            handled: fields that somebody else sees to.
+        """
+        names = {**their_names(rules), **dict(zip(kept, kept, strict=True))}
+        values: dict[str, Any] = {}
+        lost: dict[str, str] = {}
+        for name, value in config.items():
+            if name in handled | _SILENT:
+                continue
+            if name in names:
+                values[names[name]] = value
+            elif value and value not in _USUAL:
+                lost[name] = "it has no such field"
+        return cls(values=values, lost=lost)
+
+
+def not_said(bundle: Launched) -> dict[str, str]:
+    """Return what a bundle's launch sets beside its files."""
+    return {
+        name: f"set it where the training starts: {name}={value}"
+        for name, value in bundle.environment.items()
+    }
+
+
+def as_yaml(theirs: Mapping[str, Any], head: str) -> str:
+    """Return a file of the other tool."""
+    kept = {name: value for name, value in theirs.items() if value is not None}
+    body = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
+    return f"# Written by autotune.\n{head}\n{body}"

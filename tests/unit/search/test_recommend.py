@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.bundle.recipe_costs import recipe_costs
+from autotune.bundle.bundle import recipe_costs
 from autotune.search.recommend import NothingFits, Recommendation, recommend
 from autotune.search.record import counts_as_probe, excess_bytes
 from tests.unit.builders import GIB, bad, make_record, ok

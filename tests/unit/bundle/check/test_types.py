@@ -8,12 +8,12 @@ import yaml
 from click.testing import CliRunner
 
 from autotune.bundle.check.check import disagreements
-from autotune.bundle.check.field_types import (
+from autotune.bundle.check.read import read_launch
+from autotune.bundle.check.types import (
     OF_ACCELERATE,
     deepspeed_kinds,
     of_type,
 )
-from autotune.bundle.check.read import read_launch
 from autotune.cli import main
 from autotune.facts.launch_fields import launch_fields
 
