@@ -15,6 +15,7 @@ from safetensors import safe_open
 from autotune.bundle.bundle import bundle_files
 from autotune.probe.protocol import Measurement
 from autotune.search.recommend import Ranked, Recommendation
+from tests.guards import some_of
 from tests.unit.builders import make_candidate, make_facts, make_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
@@ -168,11 +169,9 @@ def runs(material, tmp_path_factory):
     return run
 
 
-RARE = ("zero1", "zero2_offload", "dpo", "grpo")
-"""Probes and traces have these as well; a launch takes half a minute."""
-LONG = pytest.mark.nightly("launches")
-LAUNCHED = [pytest.param(one, marks=LONG if one in RARE else ()) for one in STRATEGIES]
-OTHERS_LAUNCHED = [pytest.param(one, marks=LONG if one in RARE else ()) for one in OTHERS]
+OFTEN = ("ddp", "zero3")
+"""Probes, traces and the virtual GPU have the others as well; a launch takes half a minute."""
+LAUNCHED = some_of(STRATEGIES, OFTEN, "launches")
 
 
 @pytest.mark.parametrize("strategy", LAUNCHED)
@@ -230,7 +229,8 @@ def test_a_taken_port_ends_a_launch_over_machines_with_its_name(material, tmp_pa
     assert not (tmp_path / "trained").exists()
 
 
-@pytest.mark.parametrize("method", OTHERS_LAUNCHED)
+@pytest.mark.nightly("launches")
+@pytest.mark.parametrize("method", OTHERS)
 def test_other_methods_run_under_deepspeed_too(method, runs):
     for rank in runs(method).ranks:
         assert (rank["distributed_type"], rank["processes"]) == ("DEEPSPEED", 2)

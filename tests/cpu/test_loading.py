@@ -22,7 +22,11 @@ from autotune.process.messages import read_json
 from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("deepspeed_compiled"),
+    pytest.mark.nightly("ranks"),
+]
 
 MODEL = {**LLAMA, "hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": 6}
 STRATEGIES: dict[str, dict[str, Any]] = {

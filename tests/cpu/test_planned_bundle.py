@@ -66,6 +66,7 @@ def sft_job(folder: Path, **fields: object) -> Path:
     return file
 
 
+@pytest.mark.nightly("launches")
 def test_a_plans_bundle_trains_and_loses_its_mark_where_it_is_verified(autotune: Command) -> None:
     folder = autotune.folder
     sft_job(folder)

@@ -41,6 +41,7 @@ def save_judge(folder: Path) -> None:
     LlamaForSequenceClassification(config).save_pretrained(folder)
 
 
+@pytest.mark.nightly("launches")
 def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
     """Conversations, adapters, a reward model, mini-batches, an evaluation split to sample from."""
     data = autotune.folder / "prompts"

@@ -16,10 +16,11 @@ from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Limits
 from autotune.process.server import ChildServer
-from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
+from tests.cpu.conftest import LLAMA, Bench, Command, Sweep, open_bench
 from tests.cpu.stand_ins import give_tokenizer
 from tests.cpu.test_run import assert_launched, probes_of, write_job
 from tests.cpu.workers import RANK_FAULTS
+from tests.guards import some_of
 
 pytestmark = pytest.mark.usefixtures("deepspeed_compiled")
 LONG = pytest.mark.nightly("ranks")
@@ -68,12 +69,15 @@ def probe(bench: Bench, name: str, limit: int | None = None, **knobs: Any) -> Me
 
 
 @pytest.fixture(scope="module")
-def measured(two: Bench) -> dict[str, Measurement]:
-    return {name: probe(two, name, **knobs) for name, knobs in STRATEGIES.items()}
+def measured(two: Bench) -> Sweep:
+    return Sweep(lambda name: probe(two, name, **STRATEGIES[name]))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_what_was_asked_for_ran(measured: dict[str, Measurement], name: str) -> None:
+OFTEN = ("DDP", "ZeRO-2, optimizer on cpu")
+
+
+@pytest.mark.parametrize("name", some_of(STRATEGIES, OFTEN, "ranks"))
+def test_what_was_asked_for_ran(measured: Sweep, name: str) -> None:
     one = measured[name]
     assert one.outcome == "ok", (one.reason, one.failure)
     assert one.engine == name
@@ -84,15 +88,18 @@ def test_what_was_asked_for_ran(measured: dict[str, Measurement], name: str) -> 
     assert one.tokens_per_s == min(speeds)
 
 
-def test_all_of_them_compute_the_same(two: Bench, measured: dict[str, Measurement]) -> None:
-    losses = {name: _losses(two.run.path / "probes" / name)[:12] for name in measured}
+@pytest.mark.parametrize("name", some_of(STRATEGIES, OFTEN, "ranks"))
+def test_all_of_them_compute_the_same(two: Bench, measured: Sweep, name: str) -> None:
+    losses = {}
+    for one in ("DDP", name):
+        assert measured[one].outcome == "ok"
+        losses[one] = _losses(two.run.path / "probes" / one)[:12]
     assert len(losses["DDP"]) == 12
-    for name, found in losses.items():
-        assert found == pytest.approx(losses["DDP"], rel=1e-4), name
+    assert losses[name] == pytest.approx(losses["DDP"], rel=1e-4)
 
 
 def test_one_process_offloads_in_a_group_of_one_and_computes_the_same(
-    two: Bench, measured: dict[str, Measurement]
+    two: Bench, measured: Sweep
 ) -> None:
     name = "ZeRO-2, optimizer on cpu"
     one = probe(two, "alone", num_processes=1, **STRATEGIES[name])
@@ -114,7 +121,7 @@ def test_a_disk_that_is_not_there_is_told(two: Bench, tmp_path: Path) -> None:
 
 @LONG
 def test_states_are_kept_on_a_disk_or_the_reason_is_told(
-    two: Bench, measured: dict[str, Measurement], tmp_path: Path
+    two: Bench, measured: Sweep, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -212,6 +219,7 @@ OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.nightly("ranks")
 def test_of_ppo_each_rank_has_whole_copies(server: ChildServer, tmp_path: Path) -> None:
     lengths = "dataset={lengths: {max: 30, p50: 10, p99: 25, rows: 60}}"
     sets = ["method=ppo", lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=16"]
@@ -222,6 +230,7 @@ def test_of_ppo_each_rank_has_whole_copies(server: ChildServer, tmp_path: Path) 
     assert one.completions_per_s == pytest.approx(16 / (one.step_time_s or 0))
 
 
+@pytest.mark.nightly("ranks")
 @pytest.mark.parametrize("method", OTHERS)
 def test_other_trainers_are_divided_too(server: ChildServer, tmp_path: Path, method: str) -> None:
     """A reference beside the policy; generation from weights that no rank has whole."""

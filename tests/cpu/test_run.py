@@ -119,6 +119,7 @@ def save_chat_model(folder: Path) -> None:
     give_tokenizer(folder)
 
 
+@pytest.mark.nightly("launches")
 def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
     targets = {"lora_target_modules": ["attention"]}
     write_job(autotune.folder, model="model", tuning="lora", recipe=targets, fixed=FEW)
@@ -136,6 +137,7 @@ def test_trl_reads_the_bundle_by_itself(autotune: Command) -> None:
     assert (out / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.nightly("launches")
 def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     job = stand_in("sft-memory-by-length", autotune.folder, "budget=4")
     process = autotune.start("run", *job, "--out", "run", "--no-verify")
@@ -203,6 +205,7 @@ def test_sigterm_before_the_search_ends_as_cleanly(autotune: Command) -> None:
     assert not own_children(str(autotune.folder))
 
 
+@pytest.mark.nightly("launches")
 @pytest.mark.skipif(fused_head(), reason="this TRL holds no whole logits: eight rows fit too")
 def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     autotune: Command,
@@ -247,6 +250,7 @@ def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     assert result["measurement"]["peak_memory_bytes"] <= limit
 
 
+@pytest.mark.nightly("launches")
 def test_nothing_fits_says_how_much_is_missing_and_what_would_help(autotune: Command) -> None:
     data = {"lengths": {"max": 400, "rows": 500}}
     pins = {"loss_type": "nll", "per_device_train_batch_size": 16, "gradient_checkpointing": False}
@@ -288,6 +292,7 @@ def test_a_limit_below_the_process_itself_is_said_before_any_probe(
     assert json.loads(plan)["counts"]["fit"] > 0
 
 
+@pytest.mark.nightly("launches")
 def test_each_value_of_the_recipe_is_probed_or_told_with_its_estimate(autotune: Command) -> None:
     pins = {**FEW, "per_device_train_batch_size": 16, "gradient_checkpointing": False}
     values = {"max_length": [100, 400], "dtype": ["float32", "bfloat16"]}
@@ -326,6 +331,7 @@ def test_probes_that_take_too_long_are_not_said_not_to_fit(autotune: Command) ->
     assert "nothing fits" not in autotune("run", "--resume", "run", expect=4)
 
 
+@pytest.mark.nightly("launches")
 def test_a_total_budget_is_kept_and_what_it_had_no_room_for_is_told(autotune: Command) -> None:
     """So long a job is worth every probe: the real clock ends it, on a busy machine before any."""
     budget, long = {"probes": 500, "minutes": 60, "total": "30s"}, {"num_train_epochs": 100_000}

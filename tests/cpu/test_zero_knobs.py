@@ -15,7 +15,11 @@ from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 from tests.cpu.workers import ENGINE_SETTINGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("deepspeed_compiled"),
+    pytest.mark.nightly("ranks"),
+]
 
 HIDDEN = 128
 MODEL = {**LLAMA, "hidden_size": HIDDEN, "intermediate_size": 320}
