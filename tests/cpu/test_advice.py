@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.cpu.conftest import LLAMA, Command, write_model
+
+pytestmark = pytest.mark.nightly("documents")
 
 # About 200 M parameters in few layers: with gradients and moments they take more than 3 GiB.
 MEDIUM = {

@@ -7,6 +7,8 @@ Small stand-ins of them are really run: theirs are the whole runs of `test_run`,
 import json
 from typing import Any
 
+import pytest
+
 from tests.cpu.conftest import Command
 from tests.cpu.stand_ins import EXAMPLES, SHORT
 
@@ -24,6 +26,7 @@ def test_every_example_has_a_stand_in() -> None:
     assert jobs - {"quickstart"} == SHORT.keys()
 
 
+@pytest.mark.nightly("documents")
 def test_memory_grows_with_the_length_of_the_rows(autotune: Command) -> None:
     few = ["--set", "recipe.max_length=[4, 64, 1024]", "--device", "a100-40gb"]
     found = plan(autotune, "sft-memory-by-length/job.yaml", *few)
@@ -36,6 +39,7 @@ def test_memory_grows_with_the_length_of_the_rows(autotune: Command) -> None:
     assert peaks[1024] > 2 * peaks[4]
 
 
+@pytest.mark.nightly("documents")
 def test_every_way_of_making_up_the_batch_is_there(autotune: Command) -> None:
     one = ["--set", "loss_type=nll", "--set", "gradient_checkpointing=true"]
     found = plan(autotune, "sft-factorisations/job.yaml", "--device", "memory=24GiB", *one)
@@ -47,6 +51,7 @@ def test_every_way_of_making_up_the_batch_is_there(autotune: Command) -> None:
     assert all(micro * steps in (24, 48) for micro, steps in products)
 
 
+@pytest.mark.nightly("documents")
 def test_one_pair_of_8k_fits_where_it_is_checkpointed(autotune: Command) -> None:
     one = ["--set", "per_device_train_batch_size=1", "--set", "activation_offloading=false"]
     one += ["--set", "gradient_checkpointing=true", "--set", "max_length=8192"]
@@ -56,6 +61,7 @@ def test_one_pair_of_8k_fits_where_it_is_checkpointed(autotune: Command) -> None
     assert 10 * GIB < candidate["estimate"]["peak_memory_bytes"] < 20 * GIB
 
 
+@pytest.mark.nightly("documents")
 def test_all_completions_of_a_batch_can_be_generated_at_once(autotune: Command) -> None:
     one = ["--set", "per_device_train_batch_size=2", "--set", "gradient_checkpointing=true"]
     one += ["--set", "generation_batch_size=64", "--device", "h100"]
@@ -63,6 +69,7 @@ def test_all_completions_of_a_batch_can_be_generated_at_once(autotune: Command) 
     assert candidate["fits"] and candidate["estimate"]["method"] == "scaled trace"
 
 
+@pytest.mark.nightly("documents")
 def test_eight_gpus_are_divided_between_training_and_a_server(autotune: Command) -> None:
     one = ["--set", "per_device_train_batch_size=1", "--set", "gradient_checkpointing=true"]
     one += ["--set", "num_processes=4", "--device", "h100"]
@@ -80,6 +87,7 @@ def test_eight_gpus_are_divided_between_training_and_a_server(autotune: Command)
     assert weights[2] == 2 * weights[1] == 4 * weights[0] == 2 * found["model"]["parameters"]
 
 
+@pytest.mark.nightly("documents")
 def test_ppo_takes_far_more_than_methods_without_a_value_model(autotune: Command) -> None:
     one = ["--set", "recipe.dtype=[bfloat16]", "--set", "per_device_train_batch_size=4"]
     one += ["--set", "gradient_checkpointing=true", "--device", "memory=40GiB"]

@@ -17,11 +17,10 @@ from tests.cpu.screens import Screen, screens
 from tests.cpu.stand_ins import EXAMPLES
 
 PAGE = (EXAMPLES / "five-problems" / "README.md").read_text(encoding="utf-8")
-LONG_TEST = pytest.mark.nightly("documents")
 
 USERS = [EXAMPLES.parent / "docs" / "first_answer.md", *EXAMPLES.parent.glob("docs/tasks/*.md")]
-LONG_SCREENS = ('plan job.yaml --device "GeForce RTX 3060 12 GB" --set', "lora-7b-8-gpus")
-"""What would fit in place of what does not, and eight GPUs."""
+OFTEN = "first_answer"
+"""The page that is shown each time; the others where the code of plans, or a page, has changed."""
 
 
 class Quote(NamedTuple):
@@ -30,11 +29,6 @@ class Quote(NamedTuple):
     command: str
     exit_code: int
     text: str
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it takes minutes on two cores."""
-        return any(job in self.command for job in ("ppo-", "lora-7b-8-gpus"))
 
 
 def quotes() -> list[Quote]:
@@ -52,20 +46,15 @@ def test_the_page_quotes_a_plan_of_each_problem() -> None:
     assert {quote.command.split()[1].rpartition("/")[2] for quote in quotes()} == jobs
 
 
-@pytest.mark.parametrize(
-    "quote",
-    [
-        pytest.param(quote, id=quote.command, marks=LONG_TEST if quote.is_long else ())
-        for quote in quotes()
-    ],
-)
+@pytest.mark.nightly("documents")
+@pytest.mark.parametrize("quote", quotes(), ids=lambda quote: quote.command)
 def test_a_plan_prints_what_the_page_quotes(autotune: Command, quote: Quote) -> None:
     _, job, *flags = shlex.split(quote.command)
     printed = autotune("plan", str(EXAMPLES.parent / job), *flags, expect=quote.exit_code)
     assert quote.text in " ".join(printed.split())
 
 
-@LONG_TEST
+@pytest.mark.nightly("documents")
 def test_a_host_without_a_gpu_is_answered_for_its_cores(autotune: Command) -> None:
     job = EXAMPLES / "five-problems" / "sft-0.5b.yaml"
     plan = json.loads(autotune("plan", str(job), "--device", "cpu", "--json"))
@@ -79,7 +68,7 @@ def test_a_host_without_a_gpu_is_answered_for_its_cores(autotune: Command) -> No
             page,
             screen,
             id=f"{page.stem}: {screen.command}",
-            marks=LONG_TEST if any(text in screen.command for text in LONG_SCREENS) else (),
+            marks=() if page.stem == OFTEN else pytest.mark.nightly("documents"),
         )
         for page in USERS
         for screen in screens(page)

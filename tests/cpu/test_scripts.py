@@ -128,6 +128,7 @@ def test_trls_sft_is_searched_and_its_launch_script_trains(
     assert (autotune.folder / "out" / "model.safetensors").is_file()
 
 
+@pytest.mark.nightly("scripts")
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -227,6 +228,7 @@ def test_a_script_that_trains_twice_is_refused_and_the_place_is_named(
         forked(str(script), ["out"], tmp_path / "run", monkeypatch)
 
 
+@pytest.mark.nightly("scripts")
 def test_a_stream_that_is_evaluated_saved_and_stopped_early_is_measured_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +262,7 @@ def test_a_function_that_returns_a_trainer_is_tuned_for_a_batch(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly("scripts")
 def test_a_loader_that_decides_how_many_rows_come_is_not_taken_for_the_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
