@@ -92,7 +92,7 @@ setup() {
     "${pip[@]}" --no-build-isolation -e "$root" 2>/dev/null ||
         say "autotune could not be installed; this script finds it by PYTHONPATH"
     find_modules
-    "$python" -m autotune env
+    "$python" -m autotune doctor || true
     "$python" -c 'import autotune, deepspeed, trl; from trl import SFTTrainer' ||
         fail "the stack cannot be imported" "the message above says which part is missing or too old"
     say "ready: scripts/gpu.sh smoke"

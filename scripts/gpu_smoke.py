@@ -215,7 +215,7 @@ def describe_machine(path: Path, measurement: str, rehearse: bool) -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["scripts/gpu.sh", measurement, *sys.argv[1:]]),
         "revision": said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        "autotune_env": as_json(autotune("env", "--json")[0]),
+        "autotune_env": as_json(autotune("doctor", "--json")[0]),
         "torch": as_json(said_by(sys.executable, "-c", TORCH) or ""),
         "nvidia_smi": said_by("nvidia-smi"),
         "nvidia_smi_query": said_by(

@@ -23,14 +23,15 @@ COMMANDS = {
     "emit": "Write the bundle of a run, or of one of its probes, again.",
     "check": "Say whether the files of a launch agree, before it runs.",
     "report": "Show what a run measured and recommends.",
-    "space": "Show the search space of a job.",
-    "validate": "Check a job file without touching model, data or device.",
+    "validate": "Check a job file and print it resolved, or show its search space.",
     "serve": "Serve plans, runs and history to browsers and programs.",
     "worker": "Do the plans and runs of a service, on this machine's devices.",
-    "env": "Show the machine and the stack, as a bug report needs it.",
     "doctor": "Say what of this machine and its stack stops trainings or slows them down.",
     "completion": "Print a script that makes a shell complete commands and options.",
 }
+
+RENAMED = {"env": ["doctor", "--json"], "space": ["validate", "--space"]}
+"""Older names of commands, and what answers in their place in this version."""
 
 
 class _Commands(click.Group):
@@ -53,6 +54,10 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] in RENAMED:
+            new, rest = RENAMED[args[0]], args[1:]
+            click.echo(f"`autotune {args[0]}` is now `autotune {' '.join(new)}`", err=True)
+            args = [*new, *(rest[1:] if rest[:1] == ["show"] else rest)]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

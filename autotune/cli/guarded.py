@@ -36,7 +36,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             code = EXIT_MACHINE
         except Exception:  # our own mistake: the trace is for the report, the code is not 1
             echo(traceback.format_exc(), err=True, nl=False)
-            echo("error: this is a bug; please report it with `autotune env`", err=True)
+            echo("error: this is a bug; please report it with `autotune doctor --json`", err=True)
             code = EXIT_MACHINE
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
         sys.exit(code or 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from autotune.cli.doctor import say_what_fails
 from autotune.cli.echo import echo, print_json
 from autotune.cli.guarded import guarded
 from autotune.cli.job_options import (
@@ -142,6 +143,7 @@ def _tune(
     from autotune.cli.views.tracker_listener import TrackerListener
     from autotune.run.tuning import tune
 
+    say_what_fails()
     loaded, definition, run, options = search
     with closing(TrackerListener(track, run, storage, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:

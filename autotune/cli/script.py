@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from autotune.cli.doctor import say_what_fails
 from autotune.cli.echo import echo, print_json
 from autotune.cli.job_options import write_result
 from autotune.errors import user_error
@@ -139,6 +140,7 @@ def by_script(
         path = out or new_folder(name)
         run = RunFolder(path=path.absolute())
         run.refuse_used()
+    say_what_fails()
     with closing(ScriptTrackerListener(track, run, None, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
             listener = recorded(record, trackers.beside(view))

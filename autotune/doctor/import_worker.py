@@ -1,21 +1,65 @@
 """CHILD: imports the training stack, and computes a sum on each GPU. Raises nothing."""
 
 import importlib
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from autotune.doctor.torch_facts import ImportReply, ImportRequest, TorchFacts
+from autotune.plain_data import from_plain, to_plain
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import Progress
 
+TRAINERS = "autotune.process.preload"
+"""Imports what a probe uses of TRL and transformers, which import that at its first use."""
 ONES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportRequest:
+    """What a child is to import, and on which GPUs it is to compute.
+
+    Attributes:
+        modules: in this order; after `torch` nothing else is tried where it fails.
+        gpus: torch's numbers of GPUs.
+    """
+
+    modules: tuple[str, ...]
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """The installed build of torch.
+
+    Attributes:
+        cuda: which CUDA it is built for; None: for none.
+        hip: which ROCm.
+        trials: what went wrong as each GPU was computed on; empty: nothing.
+    """
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    trials: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportReply:
+    """What became of the imports.
+
+    Attributes:
+        problems: of each module that was imported, why it cannot be; empty: it can.
+        ending: how the child ended before its time, and where; empty: it did not.
+    """
+
+    problems: dict[str, str]
+    torch: TorchFacts | None = None
+    ending: str = ""
 
 
 def examine(path: Path) -> None:
     """Answer `request.json` with an `ImportReply`, written twice: a GPU may end this process."""
     folder = ChildFolder(path=path)
-    request = ImportRequest.from_plain(read_json(folder.request) or {})
+    request = from_plain(ImportRequest, read_json(folder.request))
     progress, problems = Progress(folder.progress), {}
     for name in request.modules:
         progress.tell("importing", at=f"importing {name}")
@@ -23,13 +67,13 @@ def examine(path: Path) -> None:
         if name == "torch" and problems[name]:
             break
     torch = None if problems.get("torch") else _torch_facts()
-    write_json(folder.reply, asdict(ImportReply(problems=problems, torch=torch)))
+    write_json(folder.reply, to_plain(ImportReply(problems=problems, torch=torch)))
     if torch is None or not request.gpus:
         return
     for number in request.gpus:
         progress.tell("computing", at=f"computing on GPU {number}")
         torch.trials[str(number)] = _trial_problem(number)
-    write_json(folder.reply, asdict(ImportReply(problems=problems, torch=torch)))
+    write_json(folder.reply, to_plain(ImportReply(problems=problems, torch=torch)))
 
 
 def _import_problem(name: str) -> str:
@@ -48,20 +92,7 @@ def _sentence(error: BaseException) -> str:
 def _torch_facts() -> TorchFacts:
     import torch
 
-    has_cuda = torch.version.cuda is not None
-    return TorchFacts(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        architectures=tuple(torch._C._cuda_getArchFlags().split()) if has_cuda else (),
-        nccl=_nccl(torch) if has_cuda else None,
-    )
-
-
-def _nccl(torch: Any) -> str | None:
-    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        return None
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return TorchFacts(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 
 
 def _trial_problem(number: int) -> str:
@@ -69,7 +100,8 @@ def _trial_problem(number: int) -> str:
     import torch
 
     try:
-        found = float(torch.ones(ONES, device=f"cuda:{number}").sum())
+        total = float(torch.ones(ONES, device=f"cuda:{number}").sum())
     except Exception as error:
-        return _sentence(error)
-    return "" if found == ONES else f"{ONES} ones add up to {found:g}"
+        kernels = " ".join(torch._C._cuda_getArchFlags().split())
+        return f"{_sentence(error)} (torch has kernels for {kernels})"
+    return "" if total == ONES else f"{ONES} ones add up to {total:g}"

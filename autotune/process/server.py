@@ -128,7 +128,7 @@ class ChildServer:
                 )
             raise machine_error(
                 f"the training stack cannot be imported{ending_of(self._log)}",
-                hint="`autotune env` tells whether a package is missing or has another version",
+                hint="`autotune doctor` tells whether a package is missing or broken",
             )
         if ready["event"] == "cuda":
             self.close()

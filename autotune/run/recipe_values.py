@@ -10,7 +10,7 @@ from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate, value_label
 from autotune.units import format_bytes
 
-NO_CANDIDATE = "no candidate of the space can have it (`autotune space show` says why)"
+NO_CANDIDATE = "no candidate of the space can have it (`autotune validate --space` says why)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,7 @@ def test_commands_work_from_another_folder_and_read_nothing_of_the_checkout(
 
 def test_a_space_is_bound_by_the_tables_inside(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB, encoding="utf-8")
-    shown = installed.run("autotune", "space", "show", "job.yaml", folder=tmp_path)
+    shown = installed.run("autotune", "validate", "--space", "job.yaml", folder=tmp_path)
     assert " candidates" in shown and "per_device_train_batch_size" in shown
     assert installed.log.read_text(encoding="utf-8") == ""
 

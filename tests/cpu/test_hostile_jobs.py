@@ -35,7 +35,7 @@ def test_looking_imports_nothing_of_a_job(autotune: Command) -> None:
     (autotune.folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mark = give_code(autotune.folder)
     autotune("validate", "job.yaml")
-    shown = autotune("space", "show", "job.yaml", "--json")
+    shown = autotune("validate", "--space", "job.yaml", "--json")
     note = "it runs code that is not the stack's: the job's (`reward_funcs: evil.r`)"
     assert note in json.loads(shown)["notes"]
     flags = ["--method", "grpo", "--model", "model/config.json", "--max-length", "64"]
@@ -49,7 +49,7 @@ def test_looking_imports_nothing_of_a_job(autotune: Command) -> None:
     assert not mark.exists()
     job = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**job, "reward_funcs": ["nobody.r"]}), encoding="utf-8")
-    assert "no module `nobody`" in autotune.refused("space", "show", "job.yaml")
+    assert "no module `nobody`" in autotune.refused("validate", "--space", "job.yaml")
     assert "evil" in autotune.refused("probe", "job.yaml", "--set", "reward_funcs=[evil.none]")
     assert mark.exists(), "what trains imports"
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_trained_is_refused_in_the_datas_words(
 ) -> None:
     write_rows(autotune.folder, rows, **config)
     mark = give_code(autotune.folder)
-    assert said in autotune.refused("space", "show", "job.yaml")
+    assert said in autotune.refused("validate", "--space", "job.yaml")
     assert not mark.exists()
 
 
@@ -105,7 +105,7 @@ def test_data_at_which_their_reader_crashes_are_refused(autotune: Command) -> No
     """pyarrow's reader of JSON (26.0) follows a pointer to nowhere."""
     write_rows(autotune.folder, ROWS)
     (autotune.folder / "data" / "train.jsonl").write_text("null", encoding="utf-8")
-    told = autotune.refused("space", "show", "job.yaml")
+    told = autotune.refused("validate", "--space", "job.yaml")
     assert told.startswith("error: dataset: looking at it ended in SIGSEGV")
 
 
@@ -119,7 +119,7 @@ def test_a_chat_template_without_end_is_given_up(
     text = ENDLESS + "{{ a }}" + 6 * "{% endfor %}"
     (autotune.folder / "model" / "chat_template.jinja").write_text(text, encoding="utf-8")
     monkeypatch.setattr(survey, "STALL_S", 3.0)
-    told = autotune.refused("space", "show", "job.yaml")
+    told = autotune.refused("validate", "--space", "job.yaml")
     assert told.startswith("error: dataset: no progress for 3 s of looking at it: it was given up")
 
 
@@ -134,7 +134,7 @@ def test_a_text_does_not_let_a_model_bring_code(autotune: Command) -> None:
     pins = {"trust_remote_code": "no"}
     job |= {"model": "./model", "search_space": "space.yaml", "fixed": pins}
     (autotune.folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
-    assert "contains custom code" in autotune.refused("space", "show", "job.yaml")
+    assert "contains custom code" in autotune.refused("validate", "--space", "job.yaml")
     assert not mark.exists()
 
 
@@ -145,9 +145,9 @@ def test_pickles_and_data_from_elsewhere_are_refused(autotune: Command) -> None:
     assert "are pickles (pytorch_model*.bin), which may hold code" in told
     card = "configs:\n- {config_name: a, data_files: /etc/passwd}\n"
     (autotune.folder / "data" / ".huggingface.yaml").write_text(card, encoding="utf-8")
-    told = autotune.refused("space", "show", "job.yaml")
+    told = autotune.refused("validate", "--space", "job.yaml")
     assert ".huggingface.yaml: names data outside of its folder: /etc/passwd" in told
     (autotune.folder / "data" / "train.jsonl").unlink()
     os.mkfifo(autotune.folder / "data" / "train.jsonl")
     (autotune.folder / "data" / ".huggingface.yaml").unlink()
-    autotune.refused("space", "show", "job.yaml")
+    autotune.refused("validate", "--space", "job.yaml")

@@ -190,7 +190,7 @@ def test_groups_of_any_size_go_with_any_micro_batch(
         "devices": {"kind": "cpu"},
     }
     (autotune.folder / "job.yaml").write_text(yaml.safe_dump({**job, **fields}), encoding="utf-8")
-    space = json.loads(autotune("space", "show", "job.yaml", "--json"))
+    space = json.loads(autotune("validate", "--space", "job.yaml", "--json"))
     assert space["candidates"]
 
 

@@ -87,6 +87,6 @@ def test_a_rotary_model_goes_on_and_that_is_said(autotune: Command) -> None:
     write_job(autotune.folder, max_length=128)
     config = autotune.folder / "model" / "config.json"
     config.write_text(json.dumps({**LLAMA, "max_position_embeddings": 64}), encoding="utf-8")
-    out = autotune("space", "show", "job.yaml", "--json")
+    out = autotune("validate", "--space", "job.yaml", "--json")
     (note,) = json.loads(out)["notes"]
     assert "tokens, more than the 64 positions that" in note

@@ -285,5 +285,5 @@ def test_a_job_that_deepspeed_trains_becomes_a_verified_bundle(
 def test_fsdp_on_the_cpu_is_refused_with_the_reason(autotune: Command) -> None:
     pins = {"distributed_type": "FSDP"}
     write_job(autotune.folder, devices={"kind": "cpu", "count": 2}, fixed=pins)
-    said = autotune.refused("space", "show", "job.yaml")
+    said = autotune.refused("validate", "--space", "job.yaml")
     assert "each process trains a whole model by itself" in said

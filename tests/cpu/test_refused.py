@@ -42,7 +42,7 @@ def test_a_reward_model_of_several_labels_is_refused(
     changes = {"model": judge} if method == "reward" else {"reward_model_path": judge}
     length = 100 if method == "reward" else None
     write_job(autotune.folder, method=method, max_length=length, fixed={}, **changes)
-    err = refused(autotune, "space", "show", "job.yaml")
+    err = refused(autotune, "validate", "--space", "job.yaml")
     assert f"a reward model has one label, but {judge} has {labels}: TRL loads it with" in err
     assert "  hint: take one that was trained with `num_labels: 1`" in err
 
@@ -53,7 +53,7 @@ def test_a_causal_model_may_judge_with_a_new_head(autotune: Command) -> None:
     write_job(
         autotune.folder, method="grpo", max_length=None, fixed={}, reward_model_path=str(folder)
     )
-    assert json.loads(autotune("space", "show", "job.yaml", "--json"))["candidates"]
+    assert json.loads(autotune("validate", "--space", "job.yaml", "--json"))["candidates"]
 
 
 CHAT = [{"role": "user", "content": "write a poem"}]
@@ -80,7 +80,7 @@ def test_conversations_without_a_template_are_refused(
     write_job(autotune.folder, method=method, dataset="rows.jsonl", fixed={}, **own)
     teach_to_chat(autotune.folder / "model")
     (autotune.folder / "model" / "chat_template.jinja").unlink()
-    err = refused(autotune, "space", "show", "job.yaml")
+    err = refused(autotune, "validate", "--space", "job.yaml")
     assert err == (
         f"error: dataset: `{next(iter(row))}` holds conversations, but the model's tokenizer has "
         "no chat template to make text of them\n"

@@ -366,7 +366,7 @@ def test_one_probe_can_be_run_alone(autotune: Command) -> None:
 
 def test_the_space_of_a_job_says_what_is_excluded_and_why(autotune: Command) -> None:
     write_job(autotune.folder)
-    shown = json.loads(autotune("space", "show", "job.yaml", "--json"))
+    shown = json.loads(autotune("validate", "--space", "job.yaml", "--json"))
     assert shown["candidates"] > 10
     reasons = {one["reason"] for one in shown["excluded"]}
     assert "one row has no padding" in reasons

@@ -111,7 +111,7 @@ def probe_plain(candidate: Candidate, measurement: Measurement) -> dict[str, Any
 
 
 def space_plain(space: SearchSpace, facts: Facts) -> dict[str, Any]:
-    """Return what `autotune space show --json` prints."""
+    """Return what `autotune validate --space --json` prints of the space."""
     return {
         "schema": SCHEMA,
         "candidates": len(space.candidates),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from autotune.cli.views.console import PlainConsole
 from autotune.probe.protocol import Measurement
 from autotune.report.content import Line
 from autotune.space.bind import SearchSpace
@@ -129,12 +130,19 @@ def _figure(name: str, value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def space_table(space: SearchSpace) -> Table:
-    """Return the knobs of a bound space."""
+def print_space(space: SearchSpace, console: PlainConsole) -> None:
+    """Print the knobs of a bound space, and what is excluded from it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("knob", "kind", "values", "why"):
         table.add_column(name, overflow="fold")
     for knob in space.knobs:
         values = " | ".join(value_label(value) for value in knob.values)
         table.add_row(escape(knob.name), knob.kind, escape(values), escape(knob.why))
-    return table
+    console.print(table)
+    console.print(f"\n{len(space.candidates)} candidates", highlight=False)
+    for exclusion in space.exclusions:
+        console.print(
+            f"excluded {exclusion.count}: {exclusion.reason}", highlight=False, markup=False
+        )
+    for note in space.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

@@ -23,8 +23,7 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 COMMANDS = [
     *("init", "import"),
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
-    *("space", "validate", "serve", "worker", "env"),
-    *("doctor", "completion"),
+    *("validate", "serve", "worker", "doctor", "completion"),
 ]
 
 
@@ -38,7 +37,7 @@ def test_help_lists_the_commands_in_this_order():
     assert "Exit codes: 0 done, 1 nothing fits or a verification failed, 2 the job file" in page
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "space show"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_page_of_help(command):
     result = call(*command.split(), "--help")
     assert result.exit_code == 0
@@ -108,6 +107,15 @@ def test_validate_prints_one_json_object(nasty_dir):
     assert len(result.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(("space", "show"), "validate --space"), (("env",), "doctor --json")]
+)
+def test_an_older_name_answers_with_the_new_one_and_says_so(old, new):
+    result = call(*old, "--help")
+    assert result.stdout.startswith(f"Usage: autotune {new.split()[0]} ")
+    assert result.stderr == f"`autotune {old[0]}` is now `autotune {new}`\n"
+
+
 def test_every_problem_of_a_bad_job_is_told_at_once(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("modle: ./m\ndataset: ./nowhere\nheadroom: 2\nfixed: {lora_r: 4}\n")
@@ -133,7 +141,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
     assert "is a directory" in refused("validate", tmp_path)
 
 
-@pytest.mark.parametrize("command", ["run", "probe", "validate", "space show"])
+@pytest.mark.parametrize("command", ["run", "probe", "validate", "validate --space"])
 def test_neither_a_job_nor_flags_is_refused(command):
     stderr = refused(*command.split())
     assert stderr.splitlines() == [

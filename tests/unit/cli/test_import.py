@@ -106,7 +106,7 @@ def test_commands_take_such_a_file_where_they_take_a_job() -> None:
     (line,) = result.stderr.splitlines()
     assert line.startswith("read as a configuration of LLaMA-Factory: 18 of 30 fields carried")
     assert line.endswith("global batch 16, 2 devices; `autotune import theirs.yaml` lists them")
-    assert call("space", "show", "theirs.yaml", "--set", "devices.kind=cpu").exit_code == 0
+    assert call("validate", "--space", "theirs.yaml", "--set", "devices.kind=cpu").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from autotune.cli.views.tables import (
     expected_table,
     lines_table,
     measurement_table,
+    print_space,
     signs,
-    space_table,
 )
 from autotune.cli.views.terminal import TerminalListener
 from autotune.report.candidate_lines import describe, describe_measurement
@@ -81,7 +81,9 @@ def test_names_that_look_like_markup_are_shown_as_they_are():
 def test_an_own_space_that_looks_like_markup_is_shown_as_it_is():
     space = make_space(make_job())
     knob = replace(space.knobs[0], name="[bold]", values=("[red]",), why="because of [/x]")
-    table = printed(space_table(replace(space, knobs=(knob,))))
+    console = PlainConsole(file=StringIO(), width=200, color_system=None)
+    print_space(replace(space, knobs=(knob,)), console)
+    table = console.file.getvalue()
     for text in ("[bold]", "[red]", "because of [/x]"):
         assert text in table
 
