@@ -57,8 +57,8 @@ def bundle_files(
         python: interpreter that launches.
         output_dir: where training writes unless the job says otherwise.
         origin: how it was found, as a sentence.
-        recipe_knobs: those that the job varies.
-        verification: what verification found; None before it ran.
+        recipe_knobs: recipe knobs that the job varies.
+        verification: the result of the verification; None before it ran.
 
     Raises:
         UserError: what is asked for makes files that contradict each other.
@@ -105,7 +105,11 @@ def launch_lines(chosen: Settings) -> list[str]:
 
 
 def launched_files(chosen: Settings, python: str) -> dict[str, str]:
-    """Return what the launch reads; files that contradict each other are refused."""
+    """Return the files that the launch reads.
+
+    Raises:
+        UserError: they contradict each other.
+    """
     job, facts, sharding = chosen.job, chosen.facts, chosen.sharding
     moved = scaling(job, chosen.candidate)
     method = METHODS[job.method]
@@ -148,8 +152,8 @@ def _on_one_machine(chosen: Settings, python: str, split: Split | None) -> str:
 
 
 def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
-    """Return the files that several processes need besides, and one that offloads: DeepSpeed's, and
-    launches over several machines; a server that has some of the GPUs is on theirs."""
+    """Return DeepSpeed's file and the launches over several machines, where they are needed; there
+    are none of these where a server has some of the job's GPUs."""
     single = chosen.processes == 1 or split is not None
     files = {} if single else _on_machines(chosen, python)
     deepspeed = chosen.deepspeed
@@ -157,7 +161,7 @@ def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dic
 
 
 def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
-    """Launches over several machines."""
+    """Return the files of a launch over several machines."""
     method, machines = METHODS[chosen.job.method], chosen.job.devices.nodes
     return {
         NODES_SCRIPT: nodes_script(
@@ -179,15 +183,15 @@ def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
 
 
 def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
-    """DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text; None
-    where DeepSpeed does not train the candidate."""
+    """Return DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text;
+    None where DeepSpeed does not train the candidate."""
     chosen = settings(job, facts, candidate)
     deepspeed = deepspeed_of(chosen.sharding, chosen.config, facts, auto_config)
     return None if deepspeed is None else _as_written(deepspeed)
 
 
 def _as_written(deepspeed: dict[str, Any]) -> str:
-    """DeepSpeed's file as text, in the order of its own documentation."""
+    """Return DeepSpeed's file as text, in the order of its own documentation."""
     return json.dumps(deepspeed, indent=2) + "\n"
 
 
@@ -197,7 +201,7 @@ def recommendation_plain(
     facts: Facts,
     verification: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """`recommendation.json` as data."""
+    """Return `recommendation.json` as data."""
     return {
         **origin_plain(job, facts),
         "weights_probed": facts.model.weights,
@@ -214,7 +218,7 @@ def recommendation_plain(
 
 
 def origin_plain(job: Job, facts: Facts) -> dict[str, Any]:
-    """Return what a recommendation is for, and made with, as data."""
+    """Return the job, device and packages of a recommendation, as data."""
     precision, reason = resolve_precision(job, facts.device)
     return {
         "schema": SCHEMA,

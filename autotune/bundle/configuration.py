@@ -53,11 +53,11 @@ def trainer_config(config: Mapping[str, Any], method: Method, notes: Sequence[st
 
 
 def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -> str:
-    """accelerate's configuration as YAML text.
+    """Return accelerate's configuration as YAML text.
 
-    DeepSpeed's own file is named as it lies beside this one; accelerate would look for it where it
-    is started, so `launch.sh` passes the whole path. With such a file accelerate refuses a
-    `mixed_precision` of its own (`DeepSpeedPlugin._deepspeed_config_checks`): it is left out.
+    DeepSpeed's own file lies beside this one; accelerate would look for it where it is started, so
+    `launch.sh` passes the whole path. With such a file accelerate refuses a `mixed_precision` of
+    its own (`DeepSpeedPlugin._deepspeed_config_checks`): it is left out.
 
     Args:
         device_kind: `cpu` or `cuda`.
@@ -91,8 +91,8 @@ def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -
 
 
 def _deepspeed(sharding: Sharding) -> dict[str, Any]:
-    """Return the file; whether models are built sharded; and each machine starts its own
-    processes."""
+    """Return the section of DeepSpeed: its file, whether models are built sharded, and a launcher
+    where each machine starts its own processes."""
     return {
         "deepspeed_config_file": DEEPSPEED_FILE,
         "deepspeed_multinode_launcher": "standard",

@@ -52,7 +52,7 @@ _MISSING = {
     "dataset_name": ("gave lengths in place of data", "DATA"),
     "reward_model_path": ("named no reward model", "MODEL"),
 }
-"""What a launch has to be told, where the job left it open."""
+"""Fields that a launch needs where the job left them open: why, and a placeholder."""
 _ON_DISK = f"""\
 while IFS= read -r folder; do
     if [ ! -d "$folder" ] || [ ! -w "$folder" ]; then
@@ -89,7 +89,7 @@ export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${{devices[*]:0:{first}}}")"
 """
 NODES_SCRIPT, SLURM_SCRIPT = "launch_nodes.sh", "launch.slurm"
 GPUS_OF_A_MACHINE = 8
-"""What a Slurm job is asked for by default: machines of at most so many."""
+"""The most GPUs of a machine that a Slurm job asks for by default."""
 
 _REFUSALS = """\
 if [ "$nodes" = 1 ]; then
@@ -110,7 +110,7 @@ fi
 
 
 def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
-    """Return the fields that a launch has to be told besides the configuration."""
+    """Return the fields that a launch needs besides the configuration."""
     fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
         fields.append(method.reward_model)
@@ -123,15 +123,15 @@ def flags(missing: Sequence[str]) -> str:
 
 
 def data_kinds(missing: Sequence[str]) -> tuple[str, ...]:
-    """Return what DATA may be, as a sentence, where it has to be told."""
+    """Return a sentence on what DATA may be, where it is missing."""
     if "dataset_name" not in missing:
         return ()
     return ("DATA is a folder, one file (JSON, JSONL, CSV, Parquet), or a hub id.",)
 
 
 def asks(missing: Sequence[str]) -> str:
-    """Return the lines that refuse a launch without fields that it needs, and name all of them at
-    once."""
+    """Return the lines that refuse a launch without the fields that it needs, and name all of
+    them."""
     if not missing:
         return ""
     needs = [_NEEDS.format(flag=n, why=_MISSING[n][0], value=_MISSING[n][1]) for n in missing]
@@ -140,8 +140,8 @@ def asks(missing: Sequence[str]) -> str:
 
 
 def _devices(environment: Mapping[str, str], processes: int, split: Split | None) -> str:
-    """Return the lines that choose the GPUs. With one process, several visible ones would multiply
-    the batch (transformers wraps the model by itself); several processes want one each, and none of
+    """Return the lines that choose the GPUs. With one process, several visible GPUs would multiply
+    the batch (transformers wraps the model by itself); several processes need one each, and none of
     a server's."""
     if not environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
@@ -163,7 +163,7 @@ def enough_devices(count: str) -> str:
 
 
 def exports(environment: Mapping[str, str]) -> str:
-    """Return lines that set variables; those already set, be it to nothing, win."""
+    """Return lines that set variables; those already set win, even if they are empty."""
     return "".join(_export(name, value) for name, value in sorted(environment.items()))
 
 
@@ -192,7 +192,7 @@ def sharding_flags(sharding: Sharding) -> list[str]:
 
 
 def disk(sharding: Sharding) -> str:
-    """Return the lines that refuse a launch that has nowhere to keep what is kept on disk."""
+    """Return the lines that refuse a launch without a folder for states that are kept on disk."""
     return _ON_DISK if sharding.on_disk else ""
 
 
@@ -210,12 +210,12 @@ def launch_script(
 
     Args:
         python: interpreter of the environment that was tuned; `PYTHON` overrides it.
-        environment: variables the training process needs; those already set, be it to nothing,
-            win, so that a scheduler's choice of devices holds.
+        environment: variables the training process needs; those already set win, even if they are
+            empty, so that a scheduler's choice of devices holds.
         threads: of each training process.
         missing: fields that the configuration lacks and a training needs.
         sharding: how the training is spread over processes, all on this machine.
-        split: which of the job's GPUs train, where a vLLM server has others of them.
+        split: the job's GPUs that train, where a vLLM server has the others.
     """
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
     if sharding.in_group:
@@ -251,8 +251,8 @@ def nodes_script(
     `launch_script`.
 
     Args:
-        machines: of the job; where it has one, the script is for the fewest that are several and
-            can share the processes. `NODES` overrides it.
+        machines: of the job; where it has one, the script is for the fewest (at least two) that can
+            share the processes. `NODES` overrides it.
     """
     machine_count = machines if machines > 1 else _fewest(sharding.num_processes, 2)
     machine = "the other one" if machine_count == 2 else "the second, and so on"

@@ -1,4 +1,4 @@
-"""The mark of files that were never launched, in each as its format has it. Pure."""
+"""The mark of files that were never launched, in the form of each file's format. Pure."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ from autotune.errors import in_one_line
 
 MARK = "estimated, not verified"
 KEY = "_autotune"
-"""JSON has no comments: this key is passed over by DeepSpeed, transformers and accelerate."""
+"""JSON has no comments: DeepSpeed, transformers and accelerate ignore this key."""
 _START = "set -euo pipefail\n"
 """The line of our scripts after which they begin to work."""
 
 
 def marked(files: Mapping[str, str], why: str | None = None) -> dict[str, str]:
-    """Return the files of a bundle with the mark in their first lines; scripts say it as they
+    """Return the files of a bundle with the mark in their first lines; scripts print it as they
     start.
 
     Args:
         files: file name -> text.
-        why: what a verification found against them; None: there was none yet.
+        why: the reason why a verification failed; None: there was none yet.
     """
     mark = MARK if why is None else f"{MARK}: {in_one_line(' '.join(why.split()))}"
     return {name: _marked(name, text, mark) for name, text in files.items()}
@@ -46,5 +46,5 @@ def _marked(name: str, text: str, mark: str) -> str:
 
 
 def digests(files: Mapping[str, str]) -> dict[str, str]:
-    """SHA-256 of each file's text, by its name: they tell which were edited since."""
+    """Return the SHA-256 of each file's text by its name, to detect later edits."""
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}

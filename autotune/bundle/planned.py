@@ -39,12 +39,12 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a plan expects of the configuration that was emitted of it.
+    """The configuration of a plan's answer, and its estimates.
 
     Attributes:
-        device: what it was planned for.
-        candidates: how many there were to choose from.
-        limit_bytes: what a process may take there.
+        device: the device it was planned for.
+        candidates: the number of candidates in the plan.
+        limit_bytes: the memory that a process may take there.
     """
 
     candidate: Candidate
@@ -54,7 +54,7 @@ class Planned:
     limit_bytes: int
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return it as JSON data."""
         return {
             "knobs": self.candidate.knobs,
             "estimate": self.estimate.plain() | {"fits": self.estimate.fits},
@@ -87,7 +87,7 @@ def planned_files(
     Args:
         python: interpreter that launches.
         output_dir: where training writes unless the job says otherwise.
-        verification: what speaks against it; None: it was not launched yet.
+        verification: a verification that failed; None: it was not launched yet.
 
     Raises:
         UserError: what is asked for makes files that contradict each other.
@@ -116,8 +116,8 @@ def verified_files(
     output_dir: str,
     verification: dict[str, Any],
 ) -> dict[str, str]:
-    """Return file name -> text of the same bundle once it was launched: no mark, figures that were
-    measured. Arguments are those of `planned_files`."""
+    """Return file name -> text of the same bundle after its launch: no mark, measured figures.
+    Arguments are those of `planned_files`."""
     readings = f"{measured.readings} probe{'s' if measured.readings > 1 else ''}"
     reasons = (_answer(planned), *_held_against(planned, measured))
     files = bundle_files(
@@ -142,7 +142,7 @@ def _with_job(
     job: Job,
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
-    """Return the files with the job, and with what a verification has to know."""
+    """Return the files with the job, and with the data that a verification needs."""
     verified = bool(plain["verified"])
     why = None if verification is None else str(verification["reason"])
 
@@ -232,7 +232,7 @@ def _expectations(planned: Planned, chosen: Settings) -> Iterator[str]:
 
 
 def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
-    """Yield what has to be so where it trains: the device, the packages, the paths."""
+    """Yield the requirements of the machine that trains: devices, packages, paths."""
     job, facts = chosen.job, chosen.facts
     yield f"- {job.devices.total} x {planned.device}"
     yield f"- Python {facts.stack.python} with {', '.join(_requirements(chosen))}"
@@ -246,7 +246,7 @@ def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
 
 
 def _requirements(chosen: Settings) -> Sequence[str]:
-    """Return the packages that it was planned with, as pip takes them."""
+    """Return the packages that it was planned with, as pip requirements."""
     names = [*_PACKAGES, *(["deepspeed"] if chosen.sharding.distributed_type == DEEPSPEED else [])]
     versions = {name: chosen.facts.stack.versions.get(name) for name in names}
     return [f"`{name}=={v.partition('+')[0]}`" for name, v in versions.items() if v]

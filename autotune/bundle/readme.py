@@ -1,4 +1,4 @@
-"""The bundle's `README.md`: why this configuration, and what to expect of it. Pure."""
+"""The bundle's `README.md`: why this configuration was chosen, and what to expect. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -66,12 +66,12 @@ def heading(model: str, title: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a model or a device, nothing of which is taken for Markdown or HTML."""
+    """Return the name of a model or a device, escaped for Markdown and HTML."""
     return re.sub(r"[`<>\[\]]", lambda found: f"\\{found[0]}", name)
 
 
 def page(lines: Sequence[str]) -> str:
-    """Return lines as a text; nothing that is quoted in one begins another."""
+    """Return lines as a text; a line break inside of one does not begin another."""
     return "\n".join(map(in_one_line, lines)) + "\n"
 
 
@@ -95,11 +95,11 @@ def how_to_launch(
     """Return how a bundle is launched, in sentences.
 
     Args:
-        missing: fields that a launch has to be told.
+        missing: fields that a launch needs besides the configuration.
         first: a script of the bundle that has to run beside the launch.
-        processes: that train, one for each device of all machines.
-        split: which of the job's GPUs train, and which are that script's.
-        code: what it runs besides the stack, as a sentence.
+        processes: training processes, one for each device of all machines.
+        split: the job's GPUs that train, and those of that script.
+        code: code that it runs besides the stack, as a sentence.
     """
     check = "`autotune check FOLDER` says whether the files still agree after you changed one."
     several = f"It starts {processes} processes on this machine, one for each device. "
@@ -136,7 +136,7 @@ def _gpu_list(gpus: Sequence[int]) -> str:
 
 
 def _alternatives(recommendation: Recommendation) -> list[str]:
-    """Return the section on what was measured besides, and on what was rejected."""
+    """Return the sections on runners-up and on rejected probes."""
     lines: list[str] = []
     alternatives = [*recommendation.ties, *recommendation.runners_up][:5]
     if alternatives:
@@ -149,7 +149,7 @@ def _alternatives(recommendation: Recommendation) -> list[str]:
 
 
 def step_name(candidate: Candidate) -> str:
-    """Return what the time of a step is of."""
+    """Return what one timed step covers."""
     epochs = candidate.values.get("num_ppo_epochs")
     return f"update ({epochs} optimizer steps)" if epochs else "optimizer step"
 

@@ -10,7 +10,7 @@ from autotune.space.vllm.server import Split
 
 FILE = "serve.sh"
 PORT = 8000
-"""Of vLLM's server and of TRL's trainers, unless told otherwise."""
+"""The default port of vLLM's server and of TRL's trainers."""
 
 _HEAD_OTHER_GPUS = """\
 # Written by autotune: the vLLM server that generates for launch.sh. Start it first, on GPUs that do
@@ -67,7 +67,7 @@ def serve_script(
     Args:
         config: the flat configuration of the training.
         python: interpreter of an environment with vLLM; `PYTHON` overrides it.
-        split: which of the job's GPUs generate; None: others than the job's.
+        split: the job's GPUs that generate; None: GPUs outside of the job.
     """
     size = '"${#gpus[@]}"' if split is None else str(len(split.generating))
     flags = "".join(f" \\\n    {flag}" for flag in _flags(config, split))
@@ -100,7 +100,7 @@ def _head(facts: Facts, split: Split | None) -> str:
 
 
 def _gpus(facts: Facts, split: Split | None) -> str:
-    """Return the lines that say which GPUs the server has, and which train."""
+    """Return the lines that tell the server's GPUs from those that train."""
     if split is None:
         device = facts.device
         trains = (device.index, *device.peers) if device.kind == "cuda" else ()
@@ -116,7 +116,7 @@ def _gpus(facts: Facts, split: Split | None) -> str:
 
 
 def _free(facts: Facts) -> int:
-    """Return a GPU that the training has not, as an example."""
+    """Return the index of a GPU that does not train, as an example."""
     return max(facts.device.index, *facts.device.peers) + 1 if facts.device.peers else 1
 
 

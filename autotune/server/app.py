@@ -1,4 +1,5 @@
-"""The service as a web app: the API, the pages, their errors, and what all requests go through."""
+"""The service as a web app: the API, the pages, their errors, and the gate that all requests
+pass."""
 
 import contextlib
 import inspect
@@ -104,7 +105,7 @@ def create_routes(service: Service) -> FastAPI:
         separate_input_output_schemas=False,
     )
     metrics = Metrics(service.works, service.queue, service.live)
-    service.events.heard = metrics.heard
+    service.events.on_new = metrics.count_probes
     app.state.service, app.state.metrics = service, metrics
     handle_problems(app)
     # Not within a router of their own: each level matches all routes twice.

@@ -1,5 +1,5 @@
-"""Events as they come, for any number of readers: the last ones of each work are kept in memory, so
-that what 200 pages follow is read from the database once."""
+"""Events as they come, for any number of readers: the last events of each work are kept in memory,
+so that 200 pages of one work read the database once."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ from autotune.server.store.works import Works
 KEPT = 1000
 """Events of a work in memory."""
 LOOK_S = 20.0
-"""A reader that hears nothing looks by itself so often."""
+"""A reader without news looks for itself after so long."""
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Live:
             tail.changed = asyncio.Event()
 
     async def follow(self, id: str, after: int) -> AsyncIterator[Event | None]:
-        """Return the events after a number, as they come, to the end of the work; None: nothing
-        came for `LOOK_S`, so that a connection that is gone is noticed."""
+        """Yield the events after a number, as they come, to the end of the work; None: nothing
+        came for `LOOK_S`, so that a closed connection is noticed."""
         tail = self._tails.setdefault(id, _Tail())
         tail.readers, self.readers = tail.readers + 1, self.readers + 1
         try:
@@ -104,8 +104,8 @@ class Live:
         return tail.ended, await run_in_threadpool(self._events.after, id, number)
 
     async def _read(self, id: str, tail: _Tail, number: int) -> None:
-        """Bring the tail up to date. The state is read first: what ended before has all its events
-        behind it."""
+        """Bring the tail up to date. The state is read first: a work that had ended by then has no
+        later events."""
         work = await run_in_threadpool(self._works.state, id)
         last = tail.events[-1].number if tail.events else number
         while True:

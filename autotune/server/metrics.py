@@ -1,5 +1,5 @@
-"""What the service counts, for Prometheus. Routes are named by their templates: an id or a name
-that somebody sends makes no new series."""
+"""The service's metrics, for Prometheus. Routes are named by their templates: ids and names in a
+request make no new series."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -47,10 +47,10 @@ class Metrics:
             self._probes.labels(outcome)
 
     def answered(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """A request was answered.
+        """Count a request that was answered.
 
         Args:
-            seconds: None of one that follows events, which lasts as long as its reader likes.
+            seconds: None for one that follows events, which lasts as long as its reader likes.
         """
         method = method if method in _METHODS else "other"
         self._requests.labels(method, route, str(status)).inc()
@@ -58,13 +58,13 @@ class Metrics:
             self._answers.labels(route).observe(seconds)
 
     def ended(self, work: Work) -> None:
-        """A work has ended."""
+        """Count a work that has ended."""
         if work.state in ENDED and work.started is not None and work.ended is not None:
             self._waited.labels(work.kind).observe(max(work.started - work.created, 0.0))
             self._took.labels(work.kind, work.state).observe(max(work.ended - work.started, 0.0))
 
-    def heard(self, lines: Sequence[Line]) -> None:
-        """Events were taken, each for the first time."""
+    def count_probes(self, lines: Sequence[Line]) -> None:
+        """Count the probes among events that arrived for the first time."""
         for line in lines:
             measurement = line.data.get("measurement") if line.kind == "probed" else None
             if isinstance(measurement, dict):
@@ -72,7 +72,7 @@ class Metrics:
                 self._probes.labels(outcome if outcome in OUTCOMES else "other").inc()
 
     def text(self) -> bytes:
-        """Return all of it, as Prometheus reads it."""
+        """Return all metrics, as Prometheus reads them."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
@@ -85,13 +85,13 @@ class Metrics:
 
 
 class _Standing(Collector):
-    """What the database says when it is asked."""
+    """Metrics that are read from the database when they are asked for."""
 
     def __init__(self, works: Works, queue: Queue) -> None:
         self._works, self._queue = works, queue
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the database is not asked before it has to be."""
+        """Return nothing: the database is not read before it has to be."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Serves: the web server, the worker of this machine beside it, and the housekeeping."""
+"""The web server, the worker of this machine beside it, and the housekeeping."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ from autotune.server.settings import Settings
 WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
 HOUSEKEEPING_S, DELETING_S = 5.0, 60.0
 _STOP_S = 100.0
-"""The local worker has so long to end what it runs."""
+"""Time for the local worker to end what it runs."""
 log = logging.getLogger("autotune.server")
 
 
@@ -38,7 +38,7 @@ def serve(settings: Settings, folder: Path) -> None:
     """Serve until SIGTERM or Ctrl-C. Runs are then asked to end, and return to the queue.
 
     Raises:
-        UserError: it would listen to the world without a token.
+        UserError: others would reach it without a token.
         MachineError: it cannot listen there, or its database cannot be used.
     """
     share_one_arena()
@@ -102,7 +102,7 @@ class _Server(uvicorn.Server):
         keep_to_last_core()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End the worker first: it has to say what became of its works. A second one ends now."""
+        """End the worker first, so that it reports its works. A second signal ends at once."""
         if self._stopping.is_set():
             super().handle_exit(sig, frame)
             return
@@ -115,7 +115,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, None)
 
     def _keep_house(self) -> None:
-        """Return dead leases to the queue, delete what is too old, keep the local worker alive."""
+        """Put works of dead leases back, delete old works, keep the local worker alive."""
         deleted = -DELETING_S
         while not self._stopping.wait(HOUSEKEEPING_S if self.started else 0.1):
             try:
@@ -131,12 +131,12 @@ class _Server(uvicorn.Server):
 
 
 def delete_old(service: Service) -> None:
-    """Delete what ended longer ago than is kept, and what is too much."""
+    """Delete works that ended too long ago, and the oldest ones beyond the limits."""
     keep, works = service.settings.keep, service.works
     works.forget_deleted(time.time() - keep.age)
     for why, ids in (
         ("age", works.ended_before(time.time() - keep.age)),
-        ("size", works.ended_beyond(keep.works, keep.database)),
+        ("size", works.oldest_ended(keep.works, keep.database)),
     ):
         if ids:
             log.info(json.dumps({"event": "deleted", "works": works.delete(ids), "why": why}))
@@ -168,8 +168,8 @@ def start_local_worker(service: Service, folder: Path) -> None:
 
 
 def worker_token(service: Service, folder: Path) -> Path:
-    """Return the file with the local worker's token; one that the service does not know is made
-    anew."""
+    """Return the file with the local worker's token; a token that the service does not know is
+    replaced."""
     file, known = folder / WORKER_TOKEN, None
     with contextlib.suppress(OSError, UnicodeDecodeError):
         known = service.tokens.holder(file.read_text(encoding="ascii").strip())

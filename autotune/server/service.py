@@ -16,11 +16,11 @@ DATABASE = "service.db"
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What every request works with.
+    """The parts that every request works with.
 
     Attributes:
         folder: where run folders and, by default, the database lie.
-        local_csrf: what forms of pages send along where no token is needed.
+        local_csrf: the secret that forms of pages send along where no token is needed.
     """
 
     settings: Settings

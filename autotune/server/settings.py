@@ -1,4 +1,4 @@
-"""What the operator lets the service do: `server.yaml`, strict as a job is."""
+"""The operator's settings: `server.yaml`, as strict as a job."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 class Allowed(Strict):
-    """What a job that comes over HTTP may name."""
+    """Names that a job over HTTP may use."""
 
     folders: list[str] = []
     """Folders that models, data and reward models may lie under. None: only lengths in place of
@@ -45,7 +45,7 @@ class Allowed(Strict):
 
 
 class Limits(Strict):
-    """How much the service takes on."""
+    """Limits of the service's load."""
 
     body: Bytes = 2 * 2**20
     """Bytes of a request."""
@@ -60,7 +60,7 @@ class Limits(Strict):
 
 
 class Retention(Strict):
-    """How long what has ended is kept."""
+    """Limits of the works that are kept."""
 
     age: Seconds = 90 * 86400.0
     """Such as `720h`: older plans and runs are deleted, with their folders."""

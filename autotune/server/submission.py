@@ -1,5 +1,5 @@
-"""A job that somebody asks for: judged by the job's own rules and by the operator's, all problems
-at once, and made a work of."""
+"""A submitted job: judged by its own rules and by the operator's, all problems at once, and turned
+into a work."""
 
 import copy
 import dataclasses
@@ -39,9 +39,9 @@ from autotune.units import format_bytes
 _NAME = "job"
 _MOST_PROBLEMS = 100
 _REWARD = "accuracy_reward"
-"""A function of TRL that stands for one that is refused."""
+"""TRL's function that stands in for a refused one while the rest of the job is judged."""
 _MOST_MEMORY = 4 * 2**40
-"""Bytes that a GPU may have: several times what the largest has."""
+"""Bytes of a GPU: several times the largest."""
 
 
 class Submission(Value):
@@ -78,11 +78,11 @@ def accepted(
     """Return the work that a submission asks for.
 
     Args:
-        known: what is known to be wrong with it already.
+        known: problems that are known already.
 
     Raises:
-        UserError: everything that is wrong with it. What the operator does not allow is not looked
-            at: whether files are there is not told to those who may not name them.
+        UserError: all problems of it. What the operator does not allow is not looked at: whether a
+            file exists is not revealed to those who may not name it.
     """
     problems = [*_option_problems(kind, submission), *known]
     config = None
@@ -121,8 +121,8 @@ def accepted(
 
 
 def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str, Positions]:
-    """Return the job as data and as text, and where each part of it stands: in a line of the text
-    that came, or by its field.
+    """Return the job as data, as text, and the position of each part: a line of the text that came,
+    or its field.
 
     Raises:
         UserError: it is too large, or not plain.
@@ -142,7 +142,7 @@ def _placed(path: Path_, problem: Problem, positions: Positions) -> Problem:
 
 
 def _without(data: dict[str, Any], paths: Sequence[Path_]) -> dict[str, Any]:
-    """Return a job with what is harmless in place of what is refused, so that the rest can be
+    """Return a job with harmless values in place of refused ones, so that the rest can be
     judged."""
     left = copy.deepcopy(data)
     for path in paths:
@@ -160,7 +160,7 @@ def _without(data: dict[str, Any], paths: Sequence[Path_]) -> dict[str, Any]:
 
 
 def _refuse_foreign(data: dict[str, Any]) -> None:
-    """Refuse another tool's file, before its fields are.
+    """Refuse another tool's file as a whole, before its fields are judged.
 
     Raises:
         UserError: it is one.
@@ -182,8 +182,7 @@ def _judged(
     rules: Sequence[tuple[Path_, Problem]],
     config: str | None,
 ) -> Judged:
-    """Return the job by its own rules, in a folder where nothing lies but the config that came with
-    it."""
+    """Judge the job by its own rules, in a folder that holds only the config that came with it."""
     with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
         folder = Path(scratch)
         if config is not None:
@@ -227,7 +226,8 @@ def _device_problems(device: str) -> list[Problem]:
 
 
 def _arguments(submission: Submission) -> list[str]:
-    """Of `autotune plan`. Each value is an argument of its own, and none begins an option."""
+    """Return the arguments of `autotune plan`. Each value is part of its own argument, so that none
+    can begin an option."""
     arguments = []
     for name in ("device", "devices", "nodes"):
         value = getattr(submission, name)

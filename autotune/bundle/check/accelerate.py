@@ -1,4 +1,4 @@
-"""What is wrong between accelerate's file, DeepSpeed's and the trainer's. Pure."""
+"""Contradictions between accelerate's file, DeepSpeed's and the trainer's. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,8 @@ REFUSED_BESIDE_A_FILE = (
     *("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path"),
     *("offload_param_nvme_path", "zero3_save_16bit_model"),
 )
-"""What accelerate wants in DeepSpeed's file alone, where there is one (`DeepSpeedPlugin`)."""
+"""Fields that accelerate allows only in DeepSpeed's file, where there is one
+(`DeepSpeedPlugin`)."""
 _SAME = (
     ("gradient_accumulation_steps", "gradient_accumulation_steps"),
     ("gradient_clipping", "max_grad_norm"),
@@ -29,7 +30,7 @@ def names(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def processes(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield how many there are, over how many machines."""
+    """Yield wrong numbers of processes and machines."""
     count = number(files.accelerate.get("num_processes"))
     machines = number(files.accelerate.get("num_machines")) or 1
     missing = "distributed_type" not in files.accelerate
@@ -65,7 +66,7 @@ def processes(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
-    """accelerate's section of DeepSpeed against DeepSpeed's own file."""
+    """Yield contradictions between accelerate's section of DeepSpeed and DeepSpeed's own file."""
     own = section(files.accelerate, "deepspeed_config")
     named = own.get("deepspeed_config_file")
     if named is not None:
@@ -106,7 +107,7 @@ def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def who_reads_deepspeeds_file(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield one file of DeepSpeed's, and somebody who reads it."""
+    """Yield files of DeepSpeed that are not read, named twice, or missing."""
     own = section(files.accelerate, "deepspeed_config")
     named, trainers = own.get("deepspeed_config_file"), files.trainer.get("deepspeed")
     if files.alone and not trainers:
@@ -142,7 +143,7 @@ def who_reads_deepspeeds_file(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def one_engine(files: LaunchFiles) -> Iterator[Problem]:
-    """DeepSpeed or FSDP, and on what it can run."""
+    """Yield two engines at once, and an engine on devices where it cannot run."""
     if files.by_deepspeed and (files.by_fsdp or section(files.accelerate, "fsdp_config")):
         which = files.at_trainer if files.trainer.get("fsdp") else files.at_accelerate
         field = "fsdp" if files.trainer.get("fsdp") else "fsdp_config"
@@ -169,7 +170,7 @@ def one_engine(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def precision(files: LaunchFiles) -> Iterator[Problem]:
-    """accelerate's mixed precision against the trainer's."""
+    """Yield a mixed precision of accelerate that is not the trainer's."""
     told = files.accelerate.get("mixed_precision")
     if told is False:
         yield files.at_accelerate(
@@ -191,7 +192,7 @@ def precision(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def checkpoints(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield activations are checkpointed by one of the two; weights are saved as they can be."""
+    """Yield activations that are checkpointed twice, and ways of saving that are refused."""
     own = section(files.accelerate, "fsdp_config")
     if files.kind != FSDP:
         return
@@ -226,7 +227,7 @@ def checkpoints(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def batch_finder(files: LaunchFiles) -> Iterator[Problem]:
-    """`auto_find_batch_size`, which transformers refuses for ZeRO-3."""
+    """Yield `auto_find_batch_size`, which transformers refuses for ZeRO-3."""
     if files.trainer.get("auto_find_batch_size") is True and files.stage == 3:
         yield files.at_trainer(
             "auto_find_batch_size",
@@ -236,7 +237,8 @@ def batch_finder(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def groups(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield completions of one prompt are made together, by all processes."""
+    """Yield batches that do not hold whole groups: all processes together make the completions of
+    one prompt."""
     method = files.method
     if not files.counted or GROUP not in (files.trainer if method is None else method.knobs):
         return
@@ -260,7 +262,7 @@ def groups(files: LaunchFiles) -> Iterator[Problem]:
 
 
 OF_THE_FILE = (names, processes)
-"""Of accelerate's file by itself."""
+"""Checks of accelerate's file by itself."""
 CHECKS = (
     *OF_THE_FILE,
     deepspeeds_section,

@@ -1,4 +1,4 @@
-"""Whether the files of a launch agree: all that is wrong, before anything runs. Pure."""
+"""All contradictions between the files of a launch, before anything runs. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
 
 def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
-    """Return everything that is wrong: where, what each file says, what to do."""
+    """Return all problems: where they are, what each file says, what to do."""
     wrong = [problem for check in types.CHECKS for problem in check(files)]
     without = accelerate.OF_THE_FILE if files.alone else ()
     checks = (*(c for c in accelerate.CHECKS if c not in without), *deepspeed_checks.CHECKS)
     found = [problem for check in checks for problem in check(files)]
-    # Of a value that cannot be, and what is in it, nothing else is worth saying.
+    # Nothing else is worth saying of an impossible value and what is in it.
     known = {problem.where for problem in wrong}
     inside = tuple(f"{where}." for where in known)
     rest = [p for p in found if p.where not in known and not p.where.startswith(inside)]
@@ -28,7 +28,7 @@ def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
 
 
 def of_bundle(texts: Mapping[str, str], method: Method) -> LaunchFiles:
-    """Return the files of a bundle, as those read them that it is made for.
+    """Return the files of a bundle, as trainer, accelerate and DeepSpeed read them.
 
     Args:
         texts: file name -> text.

@@ -1,4 +1,4 @@
-"""What is wrong in DeepSpeed's file, by itself and beside the trainer's. Pure."""
+"""Problems of DeepSpeed's file, by itself and beside the trainer's. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ _SCHEDULES = {
 
 
 def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield numbers that both files give, and give differently."""
+    """Yield numbers that differ between the two files."""
     file = files.deepspeed or {}
     for theirs, ours in _SAME:
         value, wanted = value_at(file, theirs), files.trains(ours)
@@ -66,8 +66,8 @@ def _betas(files: LaunchFiles, file: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def left_out(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield numbers that have to be there: DeepSpeed fails without the first, and accelerate takes
-    one for the second (`DeepSpeedPlugin`), whatever the trainer accumulates."""
+    """Yield required numbers that are missing: DeepSpeed fails without the first, and accelerate
+    takes 1 for the second (`DeepSpeedPlugin`), whatever the trainer accumulates."""
     file = files.deepspeed
     if file is None or number(file.get("train_batch_size")) is not None:
         return
@@ -86,7 +86,7 @@ def left_out(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def precisions(files: LaunchFiles) -> Iterator[Problem]:
-    """bf16 and fp16: one of them at most, and the trainer's."""
+    """Yield both of bf16 and fp16, and one that is not the trainer's."""
     file = files.deepspeed or {}
     told = {kind: _enabled(file, kind) for kind in ("bf16", "fp16")}
     if told["bf16"] is True and told["fp16"] is True:
@@ -115,7 +115,7 @@ def _enabled(file: Mapping[str, Any], kind: str) -> bool | None:
 
 
 def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
-    """`train_batch_size`, where somebody wrote it down, against what makes it up."""
+    """Yield a `train_batch_size` that is not the product of its factors."""
     value = number((files.deepspeed or {}).get("train_batch_size"))
     parts = [number(files.trains("per_device_train_batch_size"))]
     parts += [number(files.trains("gradient_accumulation_steps"))]
@@ -133,7 +133,7 @@ def whole_batch(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def optimizers(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield who makes optimizer and schedule, and which."""
+    """Yield optimizers and schedules that replace the trainer's."""
     file = files.deepspeed or {}
     optim = str(files.trains("optim"))
     kind = value_at(file, "optimizer.type")
@@ -165,7 +165,7 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def stages(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield a stage that there is (`runtime/zero/config.py`: 0 to 3)."""
+    """Yield a stage that does not exist (`runtime/zero/config.py`: 0 to 3)."""
     told = files.zero.get("stage")
     if told in (None, AUTO) or number(told) in (0, 1, 2, 3):
         return
@@ -177,7 +177,7 @@ def stages(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def offloads(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield what is kept outside the GPU, at stages that can do that."""
+    """Yield offloading at stages that cannot do it."""
     for name, what in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
         told = section(files.zero, name)
         device = told.get("device", "none")
@@ -207,7 +207,7 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def weights_again(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield groups of processes that hold all weights once more among them."""
+    """Yield wrong sizes of the groups that hold a second copy of all weights (hpZ)."""
     size = number(files.zero.get(HPZ))
     if size is None or size <= 1 or not files.counted:
         return
@@ -238,7 +238,7 @@ def weights_again(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def autos(files: LaunchFiles) -> Iterator[Problem]:
-    """`auto` where nobody fills it in."""
+    """Yield `auto` where nothing fills it in."""
     for where, value in _leaves(files.deepspeed or {}):
         if value == AUTO and where not in FILLED | DEEPSPEEDS_OWN_AUTO:
             yield files.at_deepspeed(
@@ -247,8 +247,8 @@ def autos(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def unknown_names(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield names that DeepSpeed does not know: at the top it passes over them, further in it
-    fails."""
+    """Yield names that DeepSpeed does not know: it ignores them at the top level, and fails
+    below."""
     file = files.deepspeed or {}
     declared = {where: frozenset(fields) for where, fields in files.fields.deepspeed.items()}
     for where, known in {**SECTIONS, **declared}.items():

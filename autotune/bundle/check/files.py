@@ -1,4 +1,4 @@
-"""What the files of a launch say: the trainer's YAML, accelerate's, DeepSpeed's JSON. Pure."""
+"""The files of a launch: the trainer's YAML, accelerate's, DeepSpeed's JSON. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_scheduler_type": "linear",
     "optim": "adamw_torch_fused",
 }
-"""What TRL's trainers do where their file says nothing."""
+"""Defaults of TRL's trainers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class LaunchFiles:
         trainer: what the trainer reads.
         accelerate: what `accelerate launch` reads.
         deepspeed: what DeepSpeed reads; None where there is no such file.
-        alone: whether accelerate has no file: `torchrun` or `deepspeed` starts the training, and
-            the trainer reads DeepSpeed's file.
+        alone: whether there is no file of accelerate: `torchrun` or `deepspeed` starts the
+            training, and the trainer reads DeepSpeed's file.
         method: of the training, where it is known.
         types: fields of the trainer, and their types as its source has them (`int | None`).
-        fields: what the installed packages declare of the other two; empty: neither names nor
-            types are held against it.
+        fields: fields that the installed packages declare for the other two; empty: neither names
+            nor types are checked.
     """
 
     trainer: Mapping[str, Any]
@@ -57,18 +57,18 @@ class LaunchFiles:
 
     @property
     def kind(self) -> str:
-        """How processes are to work together, as accelerate calls it."""
+        """The kind of sharding, as accelerate names it (`distributed_type`)."""
         return str(self.accelerate.get("distributed_type", NONE))
 
     @property
     def processes(self) -> int:
-        """How many processes train; 1 where it is not told (`counted`)."""
+        """The number of processes that train; 1 where no file says it (`counted`)."""
         value = number(self.accelerate.get("num_processes"))
         return int(value) if value is not None and value >= 1 else 1
 
     @property
     def counted(self) -> bool:
-        """True if it is told how many processes train."""
+        """True if the number of processes that train is known."""
         value = number(self.accelerate.get("num_processes"))
         return (value is not None and value >= 1) or self.kind == NONE
 
@@ -101,20 +101,20 @@ class LaunchFiles:
 
     @property
     def stage(self) -> int:
-        """Of ZeRO; 0 where nothing says it."""
+        """The stage of ZeRO; 0 where no file says it."""
         value = self.zero.get("stage")
         return 2 if value == AUTO else int(number(value) or 0)  # accelerate's default
 
     @property
     def stage_told(self) -> str:
-        """Where the stage is said, and which."""
+        """The stage and the file that has it, as a clause."""
         if self.deepspeed is None:
             return f"{self.accelerate_file} has deepspeed_config.zero_stage: {self.stage}"
         return f"{self.deepspeed_file} has zero_optimization.stage: {self.stage}"
 
     def trains(self, name: str) -> Any:
-        """Return what the trainer does: what its file says, under any of the field's names, or
-        TRL's default; None where neither is known."""
+        """Return the trainer's value: that of its file, under any of the field's names, or TRL's
+        default; None where neither is known."""
         for told, value in self.trainer.items():
             if canonical_name(told) == name and value is not None:
                 return value
@@ -137,15 +137,15 @@ class LaunchFiles:
         return Problem(where=f"{self.deepspeed_file}: {name}", what=what, hint=hint)
 
     def at_offload(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """Return a problem with a field of what is offloaded (`offload_param.device`), in the file
-        that says it."""
+        """Return a problem with a field of offloading (`offload_param.device`), in the file that
+        has it."""
         if self.deepspeed is None:
             return self.at_accelerate(f"deepspeed_config.{name.replace('.', '_')}", what, hint)
         return self.at_deepspeed(f"zero_optimization.{name}", what, hint)
 
 
 def number(value: Any) -> float | None:
-    """Return a number, also where YAML made a word of it (`2e-5`); None for anything else."""
+    """Return a number, also one that YAML reads as text (`2e-5`); None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -21,7 +21,7 @@ _ACCELERATES = ("distributed_type", "compute_environment")
 _TRAINERS = ("model_name_or_path", "per_device_train_batch_size", "output_dir", "learning_rate")
 _LONG_NUMBER = re.compile(r"[0-9a-fA-F_]{300}")
 MOST_BYTES = 2**20
-"""Of a file of a launch: real ones have a few thousand."""
+"""Bytes of a file of a launch: real ones have a few thousand."""
 _DEEPSPEEDS = ("zero_optimization", "train_micro_batch_size_per_gpu")
 
 
@@ -38,7 +38,7 @@ def read_launch(
     Args:
         folder: where they lie.
         trainer, accelerate, deepspeed: their names in it, where there are several of a kind.
-        method: of the training; by default what the trainer's file is named after.
+        method: of the training; by default the one that the trainer's file is named after.
 
     Raises:
         UserError: a file is not there, cannot be read, or there are several of its kind.
@@ -120,7 +120,7 @@ def _repair(path: Path, error: Exception) -> str:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return what is wrong, and in which line."""
+    """Return an error in one line, with the line of the file where it is known."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
@@ -130,10 +130,9 @@ def _in_one_line(error: Exception) -> str:
 def _read_all(
     folder: Path, given: list[Path | None]
 ) -> tuple[dict[Path, dict[str, Any]], list[Problem]]:
-    """Return every YAML and JSON file of the folder that holds a mapping, and those that were
-    named.
+    """Return all YAML and JSON files of the folder, and those that were named.
 
-    A file that cannot be read is a problem; it may be the one that is meant.
+    A file that cannot be read is a problem: it may be the one that is meant.
     """
     files = (path for path in folder.iterdir() if path.is_file())
     own = (path for path in files if path.suffix in (".yaml", ".yml", ".json"))
@@ -156,8 +155,7 @@ def _one(
     kind: str,
     problems: list[Problem],
 ) -> Path | None:
-    """Return the file of a kind, by its name or by what it holds; what is wrong is added to
-    `problems`."""
+    """Return the file of a kind, by its name or by its fields; problems are added to `problems`."""
     if given is not None:
         if found.get(folder / given):
             return folder / given
@@ -184,7 +182,7 @@ def _marked(found: Mapping[Path, Mapping[str, Any]], marks: tuple[str, ...]) -> 
 def _deepspeeds(
     found: Mapping[Path, Mapping[str, Any]], folder: Path, given: Path | None, named: Any
 ) -> Path | None:
-    """DeepSpeed's file: the one named here, or by the others, or the one there is."""
+    """Return DeepSpeed's file: the one named here, or by the other files, or the only one."""
     if given is not None:
         return folder / given
     if named is not None:
@@ -196,6 +194,6 @@ def _deepspeeds(
 
 
 def _method(given: str | None, trainer: Path) -> Method | None:
-    """Return the method that is named, or that the trainer's file is named after."""
+    """Return the method that is given, or that the trainer's file is named after."""
     named = next((m for m in METHODS.values() if m.config_file == trainer.name), None)
     return METHODS[given] if given else named

@@ -64,12 +64,12 @@ FILLED = names(
 DEEPSPEEDS_OWN_AUTO = frozenset(
     ("pipeline.stages", "data_types.keep_in_fp32_modules", "optimizer.params.torch_adam")
 )
-"""Where the word is DeepSpeed's own."""
+"""Fields where `auto` is DeepSpeed's own word."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field holds: in words, and whether a value does."""
+    """A kind of value: its name in words, and a test for it."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -90,7 +90,7 @@ NOTHING = Kind("null", lambda value: value is None)
 
 
 def whole(least: float | None = None) -> Kind:
-    """Return a whole number, also one that is a text or has a fraction of zero."""
+    """Return the kind of whole numbers, also as text or with a fraction of zero."""
     return Kind(
         "a whole number" if least is None else f"a whole number from {least:g} on",
         lambda v: _within(v, least) and float(v).is_integer(),
@@ -98,7 +98,7 @@ def whole(least: float | None = None) -> Kind:
 
 
 def real(least: float | None = None, most: float | None = None) -> Kind:
-    """Return a number."""
+    """Return the kind of numbers within bounds."""
     words = "a number" if least is None else f"a number from {least:g} on"
     if most is not None:
         words = f"a number from {least:g} to {most:g}"
@@ -113,23 +113,23 @@ def _within(value: Any, least: float | None, most: float | None = None) -> bool:
 
 
 def one_of(*values: str) -> Kind:
-    """Return one of some texts."""
+    """Return the kind of some texts."""
     told = ", ".join(f"`{value}`" for value in values)
     return Kind(f"one of {told}", lambda value: isinstance(value, str) and value in values)
 
 
 def either(*kinds: Kind) -> Kind:
-    """Any of some kinds."""
+    """Return the union of some kinds."""
     return Kind(" or ".join(kind.words for kind in kinds), lambda v: any(k.fits(v) for k in kinds))
 
 
 def of_type(text: str, least: float | None = None, most: float | None = None) -> Kind | None:
-    """Return the kind that a type of a trainer's field is; None: any value may do."""
+    """Return the kind of a trainer's field by its type; None: any value may do."""
     return _of_parts(text, {**_kinds(least, most), "dict": either(SECTION, TEXT)})
 
 
 def of_declared(field: DeclaredField) -> Kind | None:
-    """Return the kind that a field of accelerate's or DeepSpeed's is; None: any value may do."""
+    """Return the kind of a field of accelerate or DeepSpeed; None: any value may do."""
     return _of_parts(field.type, {**_kinds(field.least, field.most), "dict": SECTION})
 
 
@@ -192,7 +192,7 @@ OF_ACCELERATE: Mapping[str, Kind] = {
     },
     "fsdp_config.fsdp_sharding_strategy": either(TEXT, whole(1), NOTHING),
 }
-"""What accelerate's classes do not declare, with dots where a field stands in a section."""
+"""Fields that accelerate's classes do not declare, with dots where a field is in a section."""
 
 
 def accelerate_kinds(fields: LaunchFields) -> dict[str, Kind]:
@@ -238,7 +238,7 @@ OF_DEEPSPEED: Mapping[str, Kind] = {
     **{f"aio.{name}": SWITCH for name in AIO - {*_AIO_COUNTS}},
     **{f"aio.{name}": whole() for name in _AIO_COUNTS},
 }
-"""What DeepSpeed's classes do not declare, in the same form; `auto` is none of their kinds."""
+"""Fields that DeepSpeed's classes do not declare, in the same form; `auto` is allowed besides."""
 
 
 def deepspeed_kinds(fields: LaunchFields) -> dict[str, Kind]:
@@ -264,13 +264,13 @@ LEAST: Mapping[str, float] = {
     **dict.fromkeys(("dataloader_num_workers", "seed"), 0),
     "num_generations": 2,
 }
-"""The least that fields of the trainer may be (TRL, PEFT, torch)."""
+"""Lower bounds of the trainer's fields (TRL, PEFT, torch)."""
 NEVER_NULL = ("num_generations",)
 """Fields of the trainer that cannot be null, though their types say so (TRL compares them)."""
 
 
 def of_accelerate(files: LaunchFiles) -> Iterator[Problem]:
-    """accelerate's file."""
+    """Yield values of accelerate's file that do not fit their fields."""
     kinds = accelerate_kinds(files.fields)
     for path, value in _wrong(files.accelerate, kinds):
         if path != "mixed_precision" or value is not False:  # `precision` says what YAML made of it
@@ -278,7 +278,7 @@ def of_accelerate(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def of_deepspeed(files: LaunchFiles) -> Iterator[Problem]:
-    """DeepSpeed's file."""
+    """Yield values of DeepSpeed's file that do not fit their fields."""
     kinds = deepspeed_kinds(files.fields)
     for path, value in _wrong(files.deepspeed or {}, kinds):
         if value != AUTO:
@@ -286,7 +286,7 @@ def of_deepspeed(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def of_trainer(files: LaunchFiles) -> Iterator[Problem]:
-    """Yield the trainer's file, by the types that its source has."""
+    """Yield values of the trainer's file that do not fit the types in its source."""
     for told, value in files.trainer.items():
         name, text = canonical_name(str(told)), files.types.get(str(told))
         if text is None:
@@ -299,13 +299,13 @@ def of_trainer(files: LaunchFiles) -> Iterator[Problem]:
 
 
 def one_precision(files: LaunchFiles) -> Iterator[Problem]:
-    """transformers refuses two of them."""
+    """Yield a second precision, which transformers refuses."""
     if files.trainer.get("bf16") is True and files.trainer.get("fp16") is True:
         yield files.at_trainer("fp16", "is `true`, and so is bf16: it is refused", "keep one")
 
 
 def _wrong(file: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[tuple[str, Any]]:
-    """(Path, value) of what does not fit."""
+    """Yield the path and value of each that does not fit."""
     for path, kind in kinds.items():
         where, _, last = path.rpartition(".")
         inside = value_at(file, where) if where else file
@@ -314,7 +314,7 @@ def _wrong(file: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[tuple
 
 
 def _what(value: Any, kind: Kind) -> tuple[str, str]:
-    """(What is wrong, what to do)."""
+    """Return what is wrong, and what to do."""
     said = "`null`" if value is None else shown(value)
     if value is False and kind.fits("no"):
         return f"is {said}: YAML reads an unquoted `no` as false", "write 'no', quoted"

@@ -83,7 +83,7 @@ def formatted(bundle: Launched) -> Formatted:
 
 
 def _rows(bundle: Launched) -> dict[str, Any]:
-    """Return where the rows lie; conversations, unless the method wants pairs."""
+    """Return the entry of the data: conversations, unless the method needs pairs."""
     config = bundle.config
     place = str(config.get("dataset_name", "FILL_IN"))
     rows: dict[str, Any] = {"path": place}

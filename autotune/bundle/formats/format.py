@@ -1,4 +1,4 @@
-"""The forms in which a bundle can be written; those of transformers and TRL themselves: JSON, a
+"""The forms in which a bundle can be written, among them those of transformers and TRL: JSON, a
 script, a notebook, a Slurm job. Pure."""
 
 import json
@@ -50,7 +50,7 @@ bash launch.sh "$@"
 
 
 def training_arguments(bundle: Launched) -> Formatted:
-    """Return what `HfArgumentParser(TrainingArguments).parse_json_file` reads."""
+    """Return the JSON that `HfArgumentParser(TrainingArguments).parse_json_file` reads."""
     fields = transformers_fields()
     known = {name: value for name, value in bundle.config.items() if name in fields}
     lost = {
@@ -70,7 +70,7 @@ def training_arguments(bundle: Launched) -> Formatted:
 
 
 def script(bundle: Launched) -> Formatted:
-    """Return a Python program that trains the same."""
+    """Return a Python program that does the same training."""
     return Formatted(files={"train.py": _program(bundle), **bundle.launch_files}, lost={})
 
 
@@ -126,14 +126,14 @@ def variables(bundle: Launched) -> Formatted:
 
 
 def trl(bundle: Launched) -> Formatted:
-    """Return what `trl METHOD --config` reads."""
+    """Return the YAML of `trl METHOD --config`."""
     name = bundle.method.config_file
     lost = {**not_said(bundle), **_launch_of(bundle)}
     return Formatted(files={name: bundle.texts[name]}, lost=lost)
 
 
 def _launch_of(bundle: Launched) -> dict[str, str]:
-    """Return how many processes train, and what says how they share it."""
+    """Return the number of processes and the files of their sharding, as fields that are lost."""
     if not bundle.start:
         return {}
     several = "processes" if bundle.processes > 1 else "process"
@@ -144,12 +144,12 @@ def _launch_of(bundle: Launched) -> dict[str, str]:
 
 
 def accelerate(bundle: Launched) -> Formatted:
-    """Return what `accelerate launch --config_file` reads."""
+    """Return the YAML of `accelerate launch --config_file`."""
     return Formatted(files={"accelerate.yaml": bundle.texts["accelerate.yaml"]}, lost={})
 
 
 def deepspeed(bundle: Launched) -> Formatted:
-    """Return what DeepSpeed reads.
+    """Return DeepSpeed's file.
 
     Raises:
         UserError: it does not train with DeepSpeed.

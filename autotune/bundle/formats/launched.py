@@ -18,9 +18,9 @@ from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 _EXPORT = re.compile(r'export (\w+)="\$\{\1-([^"}]*)\}"')
 _LAUNCHES = ("launch.sh", "launch_nodes.sh")
 _SILENT = frozenset({"eval_strategy", "dataset_test_split", "dataset_text_field", "use_cpu"})
-"""What means nothing where nothing is evaluated, or what the other tool sees by itself."""
+"""Fields without meaning where nothing is evaluated, or that the other tool finds by itself."""
 _USUAL = ("random", "bfd")
-"""Values that are no choice: every tool shuffles, and packs its way."""
+"""Values that are no choice: every tool shuffles, and packs in its own way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class Launched:
 
     Attributes:
         method: of the training.
-        config: what TRL reads.
-        accelerate: what accelerate reads.
+        config: the trainer's file.
+        accelerate: accelerate's file.
         environment: variables that its launch sets, but for those that choose devices.
-        texts: every file of it.
+        texts: all files.
     """
 
     method: Method
@@ -46,7 +46,7 @@ class Launched:
         """Return a bundle's files by name.
 
         Raises:
-            UserError: they are none of a bundle.
+            UserError: they are not those of a bundle.
         """
         method = next((m for m in METHODS.values() if m.config_file in texts), None)
         if method is None or "accelerate.yaml" not in texts:
@@ -87,7 +87,7 @@ class Launched:
 
     @property
     def start(self) -> str:
-        """What starts a program of this bundle, where accelerate does it; empty: Python does."""
+        """The command before a program's name, where accelerate starts it; empty: Python does."""
         if self.processes == 1 and self.deepspeed is None:
             return ""
         return "accelerate launch --config_file accelerate.yaml"
@@ -100,7 +100,7 @@ class Launched:
 
     @property
     def kind(self) -> str:
-        """How they share the training, as accelerate calls it."""
+        """The kind of sharding, as accelerate names it (`distributed_type`)."""
         return str(self.accelerate.get("distributed_type", "NO"))
 
     @property
@@ -115,7 +115,7 @@ class Launched:
 
     @property
     def tuning(self) -> str:
-        """What is trained: full, lora or qlora."""
+        """The tuning: full, lora or qlora."""
         config = self.config
         if not config.get("use_peft"):
             return "full"
@@ -128,7 +128,7 @@ class Formatted:
 
     Attributes:
         files: name -> text; the first is what the tool is given.
-        lost: what of it the other form cannot say, by field, and why.
+        lost: fields that the other form cannot say, and why.
     """
 
     files: Mapping[str, str]
@@ -146,7 +146,7 @@ class Renaming:
 
     Attributes:
         values: its names and the values.
-        lost: ours that it has no name for, and why.
+        lost: our fields that it has no name for, and why.
     """
 
     values: Mapping[str, Any]
@@ -164,8 +164,8 @@ class Renaming:
 
         Args:
             rules: how the other tool's fields are read.
-            kept: fields that are called the same, whatever other names are read, too.
-            handled: fields that somebody else sees to.
+            kept: fields with the same name in both, whatever other names are read, too.
+            handled: fields that the caller writes.
         """
         names = {**their_names(rules), **dict(zip(kept, kept, strict=True))}
         values: dict[str, Any] = {}
@@ -181,7 +181,8 @@ class Renaming:
 
 
 def not_said(bundle: Launched) -> dict[str, str]:
-    """Return what a bundle's launch sets beside its files."""
+    """Return the variables that a bundle's launch sets beside its files, as fields that are
+    lost."""
     return {
         name: f"set it where the training starts: {name}={value}"
         for name, value in bundle.environment.items()

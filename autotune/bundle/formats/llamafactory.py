@@ -91,7 +91,7 @@ def formatted(bundle: Launched) -> Formatted:
 
 
 def _registry(config: Mapping[str, Any]) -> str:
-    """Return where the rows lie. What their columns are called LLaMA-Factory has to be told."""
+    """Return the registry of the data, without column names: the user has to add them."""
     place = str(config.get("dataset_name", "FILL_IN"))
     local = place.startswith(("/", ".", "~")) or PurePath(place).suffix in (".json", ".jsonl")
     entry: dict[str, Any] = {"file_name" if local else "hf_hub_url": place}

@@ -1,5 +1,5 @@
-"""Who calls: by a token in `Authorization`, by the cookie of a browser that has signed in, or,
-where only this machine reaches the service and there are no tokens, anybody on it.
+"""Who calls: known by a token in `Authorization` or by the cookie of a browser that has signed in.
+Where only this machine reaches the service and there are no tokens, anybody on it may.
 
 A browser sends cookies along with whatever page asks it to, so what it changes must come from a
 page of this service: same origin, and with a header that only our pages know.
@@ -23,7 +23,8 @@ _JSON = ("application/json", "application/yaml")
 
 
 async def _service(request: Request) -> Service:
-    """As a dependency: one that is not `async` goes through a thread of its own."""
+    """Return the service. As a dependency that is not `async` it would take a thread of its
+    own."""
     return service_of(request)
 
 
@@ -55,10 +56,10 @@ def caller(request: Request) -> Holder:
 
 
 def worker(request: Request) -> Holder:
-    """Return a worker that calls.
+    """Return the worker that calls.
 
     Raises:
-        Refusal: its token is missing or is none of a worker (401).
+        Refusal: its token is missing or is not a worker's (401).
     """
     return _holder(service_of(request), bearer(request) or "", ("worker",))
 
@@ -77,7 +78,7 @@ def _holder(service: Service, token: str, roles: tuple[str, ...]) -> Holder:
 
 
 def _refuse_other_sites(request: Request, holder: Holder) -> None:
-    """What changes something comes from our own pages, or from a program."""
+    """Refuse changes that come neither from our own pages nor from a program."""
     if request.method in _SAFE:
         return
     origin = request.headers.get("origin")

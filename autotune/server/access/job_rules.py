@@ -62,13 +62,13 @@ _TRAINING_WORDS = """
 TRAINING_WORDS = frozenset(_TRAINING_WORDS.split())
 """A word or several: a name of a choice, of a module, or of a column."""
 TRAINING_TOKENS = frozenset({"eos_token", "pad_token", "stop_token"})
-"""What a tokenizer has for a token."""
+"""A token, as a tokenizer writes it."""
 TRAINING_LISTS = frozenset({"loss_weights", "reward_weights"})
 """Numbers."""
 TRAINING_SETTINGS = frozenset({"lr_scheduler_kwargs"})
 """Words with a number each."""
 TRAINING_MOST = {"dataloader_num_workers": 16, "dataloader_prefetch_factor": 64}
-"""What starts processes, or fills memory ahead."""
+"""Bounds of what starts processes or fills memory ahead."""
 CONFIG = "config.json"
 """What a job calls the config that came with it."""
 PLACES = ("model", "dataset", "reward_model_path")
@@ -85,7 +85,7 @@ _TOKEN = re.compile(r"[^\s\x00-\x1f/\\]{1,64}")
 _NO_KNOB = {"nvme_path": "the folder is the operator's to choose"}
 _TRL_REWARDS = re.compile(r"[a-z_]+_reward|get_soft_overlong_punishment", re.ASCII)
 _MOST_VALUES, _MOST_TOGETHER = 64, 256
-"""Of a knob that varies, and of all combinations of those that do."""
+"""Values of one knob that varies, and combinations of all of them."""
 _MOST = {
     ("max_length",): 2**20,
     ("dataset", "lengths", "max"): 2**20,
@@ -96,18 +96,17 @@ _MOST = {
 }
 _MOST_BATCH = 2**20
 _MOST_MADE_TOKENS = 2**17
-"""Longest rows that a run makes where there are no data: it makes 256 of them."""
+"""Tokens of the longest rows that a run makes where there are no data: it makes 256 of them."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _MOST_ENTRIES = 50_000
 _MOST_CARD = 2**18
-"""Bytes: what a data set says of itself is read while somebody waits."""
+"""Bytes of a data set's card: it is read during the request."""
 
 
 def refused(
     job: dict[str, Any], allowed: Allowed, *, plan: bool, config: bool
 ) -> Iterator[tuple[Path_, Problem]]:
-    """Yield what the rules have against a job, before anything of it is looked at: each with its
-    field.
+    """Yield what breaks the rules, each with its field, before the job itself is read.
 
     Args:
         job: as its file has it, plain data.
@@ -147,7 +146,7 @@ def beyond(
     """Yield what a job asks for beyond what it may have: each with its field.
 
     Args:
-        unsound: fields of which nothing is to be said.
+        unsound: fields that are wrong already, and skipped.
     """
     if not {"global_batch_size", "max_length", "recipe"} & set(unsound):
         yield from _batches(job)
@@ -261,7 +260,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _are_words(value: Any) -> bool:
-    """A number, a word, or a list of these."""
+    """True if a value is a number, a word, or a list of these."""
     values = value if isinstance(value, list) else [value]
     return all(_is_number(one) or _is_word(one) for one in values)
 
@@ -271,8 +270,8 @@ def _are_lists_of_words(value: Any) -> bool:
 
 
 def refused_place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> Iterator[Problem]:
-    """Yield what is against a name: it has to be a file in an allowed folder, on the hub where that
-    is allowed, or of a built-in model where it is only planned."""
+    """Yield why a name is refused: it has to be a file in an allowed folder, an id on the hub where
+    that is allowed, or a built-in model where it is only planned."""
     if not isinstance(value, str) or not value:
         return  # missing or of another type, which the job's own rules say
     if plan and field != "dataset" and known_model(value) is not None:

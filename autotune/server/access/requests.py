@@ -1,5 +1,5 @@
-"""What every request goes through: a connection that does not wait for ever, a host name of ours, a
-size, a rate, headers, an id, a log."""
+"""What every request passes: a time limit for its head and body, checks of its host, size and rate;
+and the headers, the id and the line in the log that it gets."""
 
 import asyncio
 import ipaddress
@@ -26,9 +26,9 @@ from autotune.server.service import Service
 from autotune.server.store.values import MOST_UPLOAD
 
 HEADERS_S = 15.0
-"""A connection has so long for the head of a request, from its start or the last answer on."""
+"""Time for the head of a request, from the start of a connection or the last answer on."""
 BODY_S = 60.0
-"""And so long for all of its body."""
+"""Time for all of its body."""
 SPARE = 200
 """Connections besides those that follow events."""
 POLICY = (
@@ -50,19 +50,19 @@ _ADDRESSES = 4096
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
 API, WORKERS = "/api/v1", "/api/v1/worker/"
 UNKNOWN = 16 * 2**10
-"""Bytes of a request by nobody that is known, where a token is needed: of signing in."""
+"""Bytes of a request without a known token, where one is needed: enough to sign in."""
 _OFTEN = ("/worker/lease", "/worker/beat", "/health", "/metrics")
-"""What comes every second or so: its log lines are for those who ask for them."""
+"""Requests that come every second or so: they are logged at the debug level."""
 log = logging.getLogger("autotune.server")
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which waits for ever for the head of a request."""
+    """uvicorn's connection with a limit of time for the head of a request."""
 
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait; beyond what is taken, end at once."""
+        """Begin to wait; end at once where there are too many connections."""
         super().connection_made(transport)
         if self.limit_concurrency and len(self.connections) > self.limit_concurrency + SPARE:
             transport.abort()
@@ -70,7 +70,7 @@ class Connection(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; it counts as a request once its head is whole."""
+        """Take what came; a request has arrived once its head is whole."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._wait_no_more()
@@ -156,8 +156,8 @@ class Gate:
         return None
 
     def _is_open(self, name: str) -> bool:
-        """Listening at all addresses, it may be called by any: no name can be made to point here by
-        somebody else."""
+        """True if the service listens at all addresses and is called by one of them: no foreign
+        name can be made to point here then."""
         if self._settings.host not in ("0.0.0.0", "::"):
             return False
         try:
@@ -167,8 +167,8 @@ class Gate:
         return True
 
     async def _most(self, request: Request) -> int:
-        """Return how many bytes are taken of a request. Bodies are read before it is known who
-        sends them, so those that are large have to come from somebody who is known."""
+        """Return how many bytes of a request are taken. Bodies are read before their sender is
+        checked, so large ones need a known token."""
         length = request.headers.get("content-length", "")
         small = length.isascii() and length.isdigit() and len(length) < 6 and int(length) <= UNKNOWN
         chunked = "transfer-encoding" in request.headers
@@ -199,7 +199,7 @@ class Gate:
         return left >= 0
 
     def _note(self, request: Request, status: int, seconds: float) -> None:
-        """Count it, and write it down: without what was asked behind `?`, which may be a secret."""
+        """Count a request and log it, without its query, which may hold a secret."""
         route = route_of(request)
         follows = route.endswith("/events") and request.method == "GET"
         self._metrics.answered(request.method, route, status, None if follows else seconds)
@@ -231,8 +231,7 @@ def _is_url(origin: str) -> bool:
 
 
 def scope_path(request: Request) -> str:
-    """Return the path of a request; its URL cannot be trusted to be one before its host was looked
-    at."""
+    """Return the path of a request; its URL is not to be trusted before its host is checked."""
     path: str = request.scope["path"]
     return path
 
@@ -262,7 +261,8 @@ def _add_headers(request: Request, message: Message) -> None:
 
 
 def _measured(receive: Receive, most: int) -> Receive:
-    """Counts what comes, and ends what does not: a length may be missing, or a lie."""
+    """Count the bytes that come, and end a request whose body is too long or too slow: its stated
+    length may be missing, or false."""
     taken, until, more = 0, time.monotonic() + BODY_S, True
 
     async def measured() -> Message:

@@ -14,7 +14,7 @@ from autotune.server.store.values import Value
 
 Role = Literal["user", "worker", "session"]
 LOCAL_WORKER = "local worker"
-"""Whose token the service makes itself, for the worker that it starts."""
+"""The name of the token that the service makes for the worker that it starts."""
 SESSION_S = 12 * 3600.0
 """How long a browser stays signed in."""
 _USERS = select(func.count()).select_from(TokenRow).where(TokenRow.role == "user")
@@ -22,13 +22,12 @@ _BY_DIGEST = select(*TokenRow.__table__.columns).where(TokenRow.digest == bindpa
 
 
 class Holder(Value):
-    """Who has shown a token."""
+    """The owner of a token."""
 
     name: str
     role: Role
     csrf: str
-    """What forms of its pages have to send along; it follows from the token, and does not tell it.
-    """
+    """The secret that forms of its pages send along; derived from the token, and not reversible."""
 
 
 class Tokens:
@@ -48,7 +47,7 @@ class Tokens:
         return token
 
     def holder(self, token: str) -> Holder | None:
-        """Return whose token it is; None: nobody's, or it has expired."""
+        """Return the owner of a token; None: it is unknown or has expired."""
         digest = _digest(token)
         with self._database.connection() as connection:
             row = connection.execute(_BY_DIGEST, {"digest": digest}).first()
@@ -64,7 +63,7 @@ class Tokens:
             session.execute(delete(TokenRow).where(TokenRow.digest == _digest(token)))
 
     def remove_named(self, name: str) -> int:
-        """Forget a user's tokens and sessions; how many there were."""
+        """Forget a user's tokens and sessions, and return how many there were."""
         with self._database.writing() as session:
             result = session.execute(delete(TokenRow).where(TokenRow.name == name))
             return result.rowcount  # type: ignore[attr-defined, no-any-return]

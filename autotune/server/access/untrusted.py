@@ -32,11 +32,11 @@ _DROPPED = re.compile(
     r"auto_map|custom_pipelines|custom_generate|_?attn_implementation(?:_\w+)?|_commit_hash"
     r"|_name_or_path|transformers_weights|\w*kernel_config\w*|use_kernels"
 )
-"""What names code or kernels of a hub, or a place: a plan needs none of it."""
+"""Fields that name code or kernels of a hub, or a place: a plan needs none of them."""
 _REPEATED = re.compile(r"layer|depth|blocks|stages|expert|codebook")
 _NOT_REPEATED = re.compile(r"size|dim|_ids?$|eps|theta|scal")
 MOST_LAYERS, MOST_PARTS, MOST_LIST = 1024, 2**17, 4096
-"""Of layers, of layers times experts, and of a list: each is made one by one."""
+"""Layers, layers times experts, and values of a list: each is made one by one."""
 _LARGEST_OF_MODEL = 2**40
 
 
@@ -44,7 +44,7 @@ def check_yaml(text: str, where: str) -> None:
     """Refuse a YAML text that is too long, too deep, or refers to itself.
 
     Raises:
-        UserError: it does. That it is no YAML is said by those who read it.
+        UserError: it does. Text that is no YAML passes here, and fails when it is read.
     """
     check_text(text, where, MOST_TEXT)
     depth = 0
@@ -123,7 +123,7 @@ def model_config(config: str | dict[str, Any], where: str) -> str:
     """Return the config as it is handed on: JSON, without what is dropped.
 
     Raises:
-        UserError: it is not the config of a model, or of none that can be laid out.
+        UserError: it is no config of a model, or of one that cannot be laid out.
     """
     if isinstance(config, str):
         check_text(config, where, MOST_JSON)
@@ -155,7 +155,7 @@ def _kept(data: Any) -> Any:
 
 
 def _check_sizes(data: dict[str, Any], where: str) -> None:
-    """Refuse what would be laid out without end."""
+    """Refuse sizes that would be laid out without end."""
     layers = experts = 1
     parts: list[tuple[str, Any]] = [("", data)]
     while parts:

@@ -30,7 +30,7 @@ ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 
 
 class Health(Value):
-    """Whether the service can take work."""
+    """The state of the service."""
 
     status: str
     """`ok`, or `no worker`: what is asked for waits until one comes."""
@@ -81,7 +81,7 @@ class Files(Value):
 
 
 class Check(Value):
-    """Whether files of a launch agree."""
+    """The result of a check of a launch's files."""
 
     agree: bool
     problems: list[ProblemItem]
@@ -89,7 +89,7 @@ class Check(Value):
 
 @router.get("/health")
 def get_health(service: ServiceOf) -> Health:
-    """Whether the service can take work. Needs no token."""
+    """Return whether the service can take work. Needs no token."""
     counts = service.works.counts()
     workers = len(service.queue.workers())
     states = {
@@ -102,7 +102,7 @@ def get_health(service: ServiceOf) -> Health:
 
 @router.get("/devices")
 def list_devices(_: Caller) -> list[Device]:
-    """GPUs that can be planned for, by name. Any usual spelling is found, too."""
+    """Return the GPUs that can be planned for, by name. Other usual spellings are found, too."""
     kinds = {kind.name: kind for kind in more_kinds()}
     kinds |= {kind.name: kind for kind in (*kinds_of_other_makers(), *device_kinds())}
     return [
@@ -118,7 +118,7 @@ def list_devices(_: Caller) -> list[Device]:
 
 @router.get("/methods")
 def list_methods(_: Caller) -> list[MethodInfo]:
-    """Training methods."""
+    """Return the training methods."""
     return [
         MethodInfo(
             name=method.name,
@@ -132,7 +132,7 @@ def list_methods(_: Caller) -> list[MethodInfo]:
 
 @router.get("/models")
 def list_models(_: Caller) -> list[KnownModelInfo]:
-    """Models whose shape is built in."""
+    """Return the models whose shape is built in."""
     return [
         KnownModelInfo(name=model.name, hub_id=model.hub_id, parameters=model.parameters)
         for model in known_models()
@@ -141,20 +141,20 @@ def list_models(_: Caller) -> list[KnownModelInfo]:
 
 @router.get("/workers")
 def list_workers(service: ServiceOf, _: Caller) -> list[WorkerInfo]:
-    """Workers that were heard of in the last half minute."""
+    """Return the workers that reported in the last half minute."""
     return [worker for worker, _ in service.queue.workers()]
 
 
 @router.post("/check")
 def check_files(_: Caller, files: Files) -> Check:
-    """Whether the files of a launch agree, as `autotune check` says it."""
+    """Check whether the files of a launch agree, as `autotune check` does."""
     problems = problems_of(files)
     return Check(agree=not problems, problems=items(tuple(problems)))
 
 
 @operation.get("/metrics")
 def get_metrics(request: Request, _: Caller) -> Response:
-    """What the service counts, for Prometheus."""
+    """Return the service's metrics, for Prometheus."""
     metrics: Metrics = request.app.state.metrics
     return Response(metrics.text(), media_type=CONTENT_TYPE)
 
@@ -195,7 +195,7 @@ def problems_of(files: Files) -> list[Problem]:
 
 
 def _yaml(text: str, where: str) -> Mapping[str, Any]:
-    """Return what a file holds, as the check will read it.
+    """Return the content of a file, as the check will read it.
 
     Raises:
         UserError: it is too large or not plain, or no YAML.

@@ -13,7 +13,7 @@ from autotune.server.store.values import Value
 
 MEDIA_TYPE = "application/problem+json"
 _MOST = 100
-"""Problems that are told at once."""
+"""Problems of one answer."""
 _TITLES = {
     400: "The request is not right",
     401: "A token is needed",
@@ -33,7 +33,7 @@ _TITLES = {
 
 
 _OF_JOBS = ("/plans", "/runs", "/plan")
-"""Where jobs are asked for, by the API and by pages."""
+"""Paths that take jobs, of the API and of pages."""
 _JOB_TITLE = "The job cannot be taken"
 
 
@@ -48,7 +48,7 @@ class ProblemItem(Value):
 
 
 class ProblemDetails(Value):
-    """What is wrong with a request."""
+    """Problem details: everything that is wrong with a request."""
 
     type: str = "about:blank"
     title: str
@@ -73,7 +73,7 @@ class Refusal(Exception):
 
 
 def problem(status: int, what: str, hint: str | None = None, where: str = "") -> Refusal:
-    """A refusal, to be raised."""
+    """Make a refusal, to be raised."""
     return Refusal(status, ProblemItem(where=where, what=what, hint=hint))
 
 
@@ -84,7 +84,7 @@ def problem_response(
     errors: list[ProblemItem] | None = None,
     title: str | None = None,
 ) -> JSONResponse:
-    """Problem details."""
+    """Answer with problem details."""
     body = ProblemDetails(
         title=title or _TITLES.get(status, "Error"),
         status=status,
@@ -97,12 +97,13 @@ def problem_response(
 
 
 def items(problems: tuple[Problem, ...]) -> list[ProblemItem]:
-    """Our own problems as the API has them."""
+    """Convert our own problems to those of the API."""
     return [ProblemItem(where=p.where, what=p.what, hint=p.hint) for p in problems]
 
 
 def declare_problems(app: FastAPI) -> None:
-    """Let the schema say of which type problem details are; FastAPI knows one type for a route."""
+    """Declare the media type of problem details in the schema; FastAPI knows one type for a
+    route."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:

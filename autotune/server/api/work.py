@@ -26,7 +26,7 @@ from autotune.server.submission import Submission, accepted
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="The id of a work.")]
 After = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$")]
 Text = r"^[^\x00]*$"
-"""What PostgreSQL takes for a text."""
+"""Text that PostgreSQL can store."""
 PAGE, TEXT = "report.html", "report.txt"
 Format = Annotated[
     Literal["text", "html"],
@@ -54,10 +54,10 @@ def submit(
     """Put a job into the queue.
 
     Args:
-        known: what is known to be wrong with it already.
+        known: problems that are known already.
 
     Raises:
-        UserError: all that is wrong with it.
+        UserError: all problems of it.
         Refusal: the queue is full.
     """
     known = list(known)
@@ -66,7 +66,7 @@ def submit(
         what = f"no work has the id `{submission.parent}`"
         known.append(Problem(where="parent", what=what, hint=hint))
     room = _room(service)
-    with _said_when_full():
+    with _refused_when_full():
         service.works.check_room(room, submitter)  # before it is judged, which takes long
         new = accepted(kind, submission, service.settings.allowed, submitter, known)
         return service.works.add(new, room)
@@ -78,7 +78,7 @@ def _room(service: Service) -> Room:
 
 
 @contextlib.contextmanager
-def _said_when_full() -> Iterator[None]:
+def _refused_when_full() -> Iterator[None]:
     try:
         yield
     except Full as full:
@@ -88,7 +88,7 @@ def _said_when_full() -> Iterator[None]:
 
 
 def details(service: Service, id: str, kind: Kind | None = None) -> Details:
-    """A work.
+    """Return a work.
 
     Raises:
         Refusal: there is none.
@@ -104,7 +104,7 @@ def _not_there(id: str, kind: Kind | None) -> Exception:
 
 
 async def stream(live: Live, id: str, after: int) -> AsyncIterator[ServerSentEvent]:
-    """The events of a work as server-sent events, to its end."""
+    """Yield the events of a work as server-sent events, to its end."""
     async for event in live.follow(id, after):
         if event is None:
             yield ServerSentEvent(comment="still here")
@@ -115,7 +115,7 @@ async def stream(live: Live, id: str, after: int) -> AsyncIterator[ServerSentEve
 
 
 def router_of(kind: Kind) -> APIRouter:
-    """What plans and runs have in common."""
+    """Make the routes that plans and runs have in common."""
     router = APIRouter(prefix=f"/{kind}s", tags=[f"{kind}s"])
 
     @router.post("", status_code=202, name=f"submit_{kind}")
@@ -138,7 +138,7 @@ def router_of(kind: Kind) -> APIRouter:
         page: Annotated[int, Query(ge=1, le=100_000)] = 1,
         per_page: Annotated[int, Query(ge=1, le=200)] = PER_PAGE,
     ) -> Page:
-        """Those that fit a filter, a page of them. `text` is a part of a model's or a device's
+        """Return a page of those that fit a filter. `text` is a part of a model's or a device's
         name."""
         wanted = Filter(kind=kind, state=state, method=method, text=text, submitter=submitter)
         total = service.works.count(wanted)
@@ -147,7 +147,7 @@ def router_of(kind: Kind) -> APIRouter:
 
     @router.get("/{id}", name=f"get_{kind}")
     def _get(service: ServiceOf, _: Caller, id: Id) -> Details:
-        """One of them, with what it came to."""
+        """Return one of them, with its result."""
         return details(service, id, kind)
 
     @router.get(
@@ -164,7 +164,7 @@ def router_of(kind: Kind) -> APIRouter:
         last_event_id: After = None,
         after: Annotated[int, Query(ge=0, le=10**9)] = 0,
     ) -> AsyncIterator[ServerSentEvent]:
-        """Its events as they come (server-sent events), to its end, which is an event `end`.
+        """Stream its events as they come (server-sent events), up to an event `end`.
         A reader that was cut off goes on after `Last-Event-ID`."""
         async for event in stream(service.live, id, int(last_event_id or after)):
             yield event
@@ -174,7 +174,7 @@ def router_of(kind: Kind) -> APIRouter:
 
 
 def room_for(kind: Kind) -> Callable[..., None]:
-    """Asks for a work of a kind, and for room for one more that follows it."""
+    """Make a dependency that requires a work of a kind, and room for one more reader of it."""
 
     def room(service: ServiceOf, _: Caller, id: Id) -> None:
         if service.works.kind(id) != kind:
@@ -188,12 +188,12 @@ def room_for(kind: Kind) -> Callable[..., None]:
 def _add_changes(router: APIRouter, kind: Kind) -> None:
     @router.post("/{id}/cancel", name=f"cancel_{kind}")
     def _cancel(service: ServiceOf, _: Caller, id: Id) -> Details:
-        """End it: at once where it waits, else as Ctrl-C does."""
+        """Cancel it: at once where it waits, else as Ctrl-C does."""
         return cancel(service, details(service, id, kind))
 
     @router.delete("/{id}", status_code=204, name=f"delete_{kind}")
     def _delete(service: ServiceOf, _: Caller, id: Id) -> None:
-        """Forget one that has ended, and its folder."""
+        """Delete one that has ended, and its folder."""
         details(service, id, kind)
         if not service.works.delete([id]):
             raise problem(409, "it is still waiting or running", "cancel it first")
@@ -215,9 +215,9 @@ def resume(service: Service, work: Details) -> Details:
     """Put a work that was cancelled, failed or measured nothing into the queue again.
 
     Raises:
-        Refusal: it was not, or the queue is full.
+        Refusal: it was none of these, or the queue is full.
     """
-    with _said_when_full():
+    with _refused_when_full():
         resumed = service.works.resume(work.id, _room(service))
     if not resumed:
         what = "only what was cancelled, failed or measured nothing is taken up again"
@@ -227,7 +227,7 @@ def resume(service: Service, work: Details) -> Details:
 
 
 def file_response(service: Service, id: str, name: str) -> Response:
-    """A file that came out of a work.
+    """Answer with a file of a work.
 
     Raises:
         Refusal: there is none.
@@ -253,14 +253,14 @@ def _resume(service: ServiceOf, _: Caller, id: Id) -> Details:
 
 @runs.get("/{id}/bundle.zip", name="get_run_bundle", response_class=Response)
 def _bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """The bundle of a run, verified or not: its files say which."""
+    """Return the bundle of a run, verified or not: its files say which."""
     details(service, id, "run")
     return file_response(service, id, "bundle.zip")
 
 
 @plans.get("/{id}/bundle.zip", name="get_plan_bundle", response_class=Response)
 def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """The bundle of a plan's answer, marked as not verified."""
+    """Return the bundle of a plan's answer, marked as not verified."""
     details(service, id, "plan")
     return file_response(service, id, "bundle.zip")
 
@@ -272,7 +272,7 @@ def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
     responses={200: {"content": {"text/plain": _CONTENT, "text/html": _CONTENT}}},
 )
 def _report(service: ServiceOf, _: Caller, id: Id, format: Format = "text") -> Response:
-    """The report of a run that has ended."""
+    """Return the report of a run that has ended."""
     details(service, id, "run")
     if format == "text":
         return file_response(service, id, TEXT)
@@ -283,7 +283,7 @@ def _report(service: ServiceOf, _: Caller, id: Id, format: Format = "text") -> R
 
 
 def page_response(service: Service, id: str) -> Response | None:
-    """The page of a report, confined; None: there is none."""
+    """Answer with the page of a report, sandboxed; None: there is none."""
     content = service.works.file(id, PAGE)
     if content is None:
         return None

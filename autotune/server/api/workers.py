@@ -1,4 +1,4 @@
-"""The workers' door: they lease works, beat, send events, and say how a work ended."""
+"""The API of workers: they lease works, beat, send events, and report how a work ended."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ _LOST = "this work is another worker's now"
 
 
 class Wanted(Value):
-    """What a worker can take now."""
+    """A worker's request for its next work."""
 
     worker: WorkerInfo
     kinds: list[Kind]
@@ -30,7 +30,7 @@ class Wanted(Value):
 
 
 class Doing(Value):
-    """The works that a worker does."""
+    """A worker's report of the works that it does."""
 
     name: str = Field(max_length=128)
     works: list[str] = Field(max_length=64)
@@ -39,11 +39,11 @@ class Doing(Value):
 
 
 class Beats(Value):
-    """What a worker has to know."""
+    """The answer to a beat."""
 
     works: list[Beat]
     forget: list[str]
-    """Of the folders that it keeps, those of works that were deleted."""
+    """The works that it keeps folders of, and that were deleted."""
 
 
 class Lines(Value):
@@ -60,21 +60,21 @@ class Lines(Value):
 
 
 class Ended(Value):
-    """How a work ended."""
+    """A worker's report of the end of a work."""
 
     worker: str = Field(max_length=128)
     ending: Ending
 
 
 class Taken(Value):
-    """How many lines of the file are here."""
+    """The number of lines of the file that have arrived."""
 
     lines: int
 
 
 @router.post("/lease")
 def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
-    """The next work that the worker can do; null: there is none."""
+    """Lease the next work that the worker can do; null: there is none."""
     other = service.queue.register(wanted.worker, wanted.replaces)
     if other is not None:
         hint = "give each worker of a machine devices of its own: `autotune worker --devices`"
@@ -118,7 +118,7 @@ def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Taken:
 
 @router.post("/works/{id}/ending", status_code=204)
 def finish(request: Request, service: ServiceOf, _: Worker, id: Id, ended: Ended) -> None:
-    """Take how a work ended."""
+    """Take the end of a work."""
     before = service.works.state(id)
     if not service.queue.finish(ended.worker, id, ended.ending):
         raise problem(410, _LOST)
@@ -132,7 +132,7 @@ def finish(request: Request, service: ServiceOf, _: Worker, id: Id, ended: Ended
 async def take_file(
     request: Request, service: ServiceOf, _: Worker, id: Id, name: FileName, worker: str
 ) -> None:
-    """Take a file that came out of a work."""
+    """Take a file of a work."""
     content = await request.body()
     if name == PAGE:
         content = await run_in_threadpool(without_plotly, content)

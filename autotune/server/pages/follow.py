@@ -15,10 +15,10 @@ from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event
 
 TOGETHER_S = 0.25
-"""Events of so long are shown at once."""
+"""Events within this time are shown together."""
 UPDATE, END = "update", "end"
 FromEvent = Annotated[int, Query(ge=0, le=10**9)]
-"""The number of the event that a page has already."""
+"""The number of the last event that a page has."""
 
 
 class Folded(Protocol):
@@ -47,11 +47,11 @@ async def updates(
     render: Callable[[Details, Sequence[Event]], str],
     ended: Callable[[Details], str],
 ) -> AsyncIterator[ServerSentEvent]:
-    """Return the changes of a page after a number, to the end of the work.
+    """Yield the changes of a page after a number, to the end of the work.
 
     Args:
-        render: what changes by some events, of a work that goes on.
-        ended: the page of one that has ended.
+        render: makes the changes by some events, of a work that goes on.
+        ended: makes the page of a work that has ended.
     """
     await run_in_threadpool(fold, service, id, state, after)
     async for events in _batches(service.live, id, after):
@@ -72,7 +72,7 @@ async def updates(
 
 
 async def _batches(live: Live, id: str, after: int) -> AsyncIterator[list[Event]]:
-    """Return events that come at about the same time; none, where none came for long."""
+    """Yield events that come at about the same time; an empty list where none came for long."""
     queue: asyncio.Queue[list[Event] | None] = asyncio.Queue(maxsize=1000)
 
     async def pull() -> None:

@@ -31,25 +31,25 @@ _STATES: dict[str, State] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A knob of both; None: one has found nothing, or does not have it."""
+    """The values of a knob in both; None: one has no answer, or not this knob."""
 
     name: str
     values: tuple[Any, Any]
 
     @property
     def differs(self) -> bool:
-        """True if it is another one."""
+        """True if the two values are not the same."""
         return bool(self.values[0] != self.values[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What two works have in common, and what not.
+    """The knobs, jobs and figures of two works, compared.
 
     Attributes:
-        speed, memory: of the second over the first; None: one of them is not known.
+        speed, memory: the second over the first; None: one of them is not known.
         job: lines of the jobs, each with ` `, `-` or `+` before it.
-        measured: of each, whether its numbers were measured.
+        measured: whether the numbers of each were measured.
     """
 
     rows: tuple[Row, ...]
@@ -65,12 +65,12 @@ class Comparison:
 
     @property
     def equal(self) -> list[Row]:
-        """Knobs that do not."""
+        """Knobs that are equal."""
         return [row for row in self.rows if not row.differs]
 
 
 def compared(a: Details, b: Details) -> Comparison:
-    """Return two works side by side."""
+    """Compare two works."""
     first, second = knobs_of(a), knobs_of(b)
     names = sorted({*first, *second})
     lines = difflib.ndiff(a.job.splitlines(), b.job.splitlines())
@@ -84,7 +84,7 @@ def compared(a: Details, b: Details) -> Comparison:
 
 
 def knobs_of(work: Details) -> Mapping[str, Any]:
-    """Return the knobs that a work came to; none: it found nothing."""
+    """Return the knobs of a work's answer; none: it has no answer."""
     result = work.result or {}
     answer = result.get("answer") or result
     knobs = answer.get("knobs")
@@ -107,7 +107,7 @@ def history_page(
     by: _Any = "",
     page_number: Annotated[int, Query(alias="page", ge=1, le=100_000)] = 1,
 ) -> Response:
-    """Works that fit a filter, a page of them."""
+    """Show a page of the works that fit a filter."""
     asked = {"text": text, "kind": kind, "state": state, "method": method, "by": by}
     wanted = Filter(
         kind=_KINDS.get(kind),
@@ -135,7 +135,7 @@ def history_page(
 
 @router.get("/history/known")
 def known(service: ServiceOf, _: Caller, text: _Long = "", device: _Long = "") -> Response:
-    """Whether somebody has tuned a model on a GPU: the last runs of it, and the last plans."""
+    """Show the last runs and plans of a model on a GPU."""
     name = text.strip().rpartition("/")[2]
     works: list[Any] = []
     if name and "\n" not in name and ":" not in name:
@@ -155,7 +155,7 @@ def compare_page(
     b: _Id = None,
     work: Annotated[list[str] | None, Query(max_length=50)] = None,
 ) -> Response:
-    """Two works side by side."""
+    """Show two works side by side."""
     if work is not None:
         if len(work) != 2:
             raise problem(422, f"two are compared, and {len(work)} were chosen", "choose two")

@@ -1,5 +1,5 @@
-"""The form that asks for a plan: what was pasted (a model's name, a config.json, or a job), and the
-page."""
+"""The form that asks for a plan: its page, and its input: a model's name, a config.json, or a
+job."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ _URL = re.compile(
     r"([\w.+-]{1,96}/[\w.+-]{1,96})(?:/(?:tree|blob|resolve)/\S{0,200})?/?(?:[?#]\S{0,200})?",
     re.ASCII,
 )
-"""Of a model's page. `kindOf` in pages.js knows both, too."""
+"""The URL of a model's page. `kindOf` in pages.js knows both patterns, too."""
 _OF_CONFIGS = ("model_type", "architectures", "hidden_size", "num_hidden_layers")
 _MOST_BARE = 256
 """A number up to this without a unit is memory; above it, it is the name of a GPU (`4090`)."""
@@ -74,10 +74,10 @@ class PlanForm(Value):
 
 
 def submission_of(form: PlanForm) -> Submission:
-    """Return what the form asks for.
+    """Return the submission that the form asks for.
 
     Raises:
-        UserError: nothing was pasted, or not what it looks like.
+        UserError: nothing was pasted.
     """
     text = form.text.strip()
     if not text:
@@ -122,7 +122,7 @@ def is_config(text: str) -> bool:
 
 
 def device_of(text: str) -> str:
-    """Return what `--device` takes: `24 GB` is memory and so is `24`, everything else a name."""
+    """Return the value of `--device`: `24 GB` and `24` are memory, everything else is a name."""
     text = text.strip()
     match = _MEMORY.fullmatch(text)
     if text.lower() in ("", _WORKER_DEVICE):
@@ -163,8 +163,7 @@ def job_of(form: PlanForm, model: str) -> dict[str, Any]:
 
 
 def changed_job(job: str, fields: Mapping[str, Any]) -> str:
-    """Return a job file with some fields as a way out has them (`WayJson.fields`); its comments are
-    lost.
+    """Return a job file with the fields of a way out (`WayJson.fields`); its comments are lost.
 
     Raises:
         UserError: the job cannot be read.
@@ -181,7 +180,7 @@ def changed_job(job: str, fields: Mapping[str, Any]) -> str:
 
 
 def _number(text: str) -> int | str | None:
-    """Return a number where it is one; the job's own rules say what is wrong with anything else."""
+    """Return a number where the text is one; the job's own rules judge anything else."""
     text = text.strip()
     if not text:
         return None
@@ -189,7 +188,7 @@ def _number(text: str) -> int | str | None:
 
 
 def count_problems(text: str) -> list[Problem]:
-    """Return what is wrong with a number of devices, as far as a submission cannot say it."""
+    """Return problems with a number of devices that a submission cannot name."""
     number = _number(text)
     if not isinstance(number, str):
         return []
@@ -204,7 +203,7 @@ def _count(text: str) -> int | None:
 
 @router.get("/")
 def home() -> Response:
-    """The first page is that of plans."""
+    """Lead to the form of plans."""
     return RedirectResponse("/plan", 303)
 
 
@@ -220,7 +219,7 @@ def plan_page(
     tuning: _Short = "lora",
     dtype: _Short = "",
 ) -> Response:
-    """The form, empty, or filled from a work; with a way out of it, counted from 1, applied."""
+    """Show the form, empty or filled from a work, with one of its ways out (from 1 on) applied."""
     form = PlanForm(text=model, device=device, tuning=tuning, dtype=dtype)
     work = service.works.get(origin) if origin else None
     if work is not None:
@@ -263,7 +262,7 @@ def form_of(work: Details, config: str | None, way: int = 0) -> PlanForm:
     """Return the form that asks for a work again.
 
     Args:
-        way: which of its ways out is applied, from 1 on; 0: none.
+        way: the way out that is applied, from 1 on; 0: none.
     """
     fields = way_of(work, way)
     given = dict(argument.removeprefix("--").split("=", 1) for argument in work.arguments)
@@ -293,7 +292,7 @@ def device_names() -> tuple[str, ...]:
 
 @functools.cache
 def _device_options() -> Markup:
-    """Return the same as options of a list: some hundred, made once."""
+    """Return them as options of a list: some hundred, made once."""
     return Markup(fragment("devices.html", names=(*MEMORY, *device_names())))
 
 

@@ -33,7 +33,7 @@ LENGTHS = "lengths.json"
 SHOWN = 20
 """Choices of the table."""
 WAIT_S = 900.0
-"""So long after its end the estimates by length of a plan are looked for."""
+"""Time after a plan's end in which its estimates by length are waited for."""
 
 
 @dataclass
@@ -41,9 +41,9 @@ class PlanProgress:
     """A plan that is being made.
 
     Attributes:
-        doing: what it does now.
+        doing: the present activity, in words.
         done, of: candidates that are estimated.
-        best: the last event that something better was found, of which `knobs` are.
+        best: the data of the last `improved` event.
         last: the number of the last event.
     """
 
@@ -97,10 +97,10 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What a peak is made of, against a limit.
+    """The parts of a peak, against a limit.
 
     Attributes:
-        scale_bytes: what the whole width is.
+        scale_bytes: bytes of the whole width.
         mark: where the limit is; None: it is not known.
     """
 
@@ -122,7 +122,7 @@ def memory_bar(
     """Return the bar of an estimate.
 
     Args:
-        most: other peaks that the scale has to have room for.
+        most: other peaks that the scale must have room for.
     """
     scale = max(total, limit or 0, 1, *most) * (1.0 if limit and limit >= total else 1.04)
     segments, x = [], 0.0
@@ -146,10 +146,10 @@ def memory_bar(
 
 @dataclass(frozen=True, kw_only=True)
 class Slides:
-    """What the sliders move between.
+    """The points that the sliders move between.
 
     Attributes:
-        whole: whether it is estimated by length; else only by micro-batch.
+        whole: whether there are estimates by length, not by micro-batch alone.
         points: each as the script reads it.
     """
 
@@ -179,7 +179,7 @@ class Slides:
 
 
 def slides_of(result: Mapping[str, Any], lengths: Mapping[str, Any] | None) -> Slides | None:
-    """Return the sliders of a plan's result; None: there is nothing to move between."""
+    """Return the sliders of a plan's result; None: there are no points."""
     choices: Sequence[Mapping[str, Any]] = result["choices"]
     chosen = result["answer"] or (choices[0] if choices else None)
     if chosen is None:
@@ -222,7 +222,7 @@ def _by_micro_batch(choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 @router.get("/{id}")
 def plan_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Response:
-    """A plan."""
+    """Show a plan."""
     work = details(service, id, "plan")
     state = PlanProgress()
     fold(service, id, state)
@@ -237,7 +237,7 @@ def plan_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> R
 async def follow_plan(
     service: ServiceOf, _: Caller, id: Id, last_event_id: After = None, after: FromEvent = 0
 ) -> AsyncIterator[ServerSentEvent]:
-    """What changes on the page of a plan."""
+    """Stream the changes of a plan's page."""
     state = PlanProgress()
 
     def render(work: Details, _: Sequence[Event]) -> str:
@@ -252,7 +252,7 @@ async def follow_plan(
 
 @router.get("/{id}/sliders")
 def sliders(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """The sliders over length, once they are estimated; nothing while they may still come."""
+    """Show the sliders over length once they are estimated; nothing while they may still come."""
     work = details(service, id, "plan")
     slides = slides_of(work.result, _lengths(service, id)) if work.result else None
     if slides is None or (_is_new(work) and not slides.whole):
@@ -269,13 +269,13 @@ def cancel_plan(service: ServiceOf, _: Caller, id: Id) -> Response:
 
 @router.post("/{id}/resume")
 def resume_plan(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """Make a plan again that was cancelled or has failed."""
+    """Make a plan that was cancelled or has failed again."""
     resume(service, details(service, id, "plan"))
     return refresh()
 
 
 def live_values(work: Details, state: PlanProgress) -> dict[str, Any]:
-    """Return what the page of a plan that is being made shows."""
+    """Return the values of the page of a plan that is being made."""
     bar = None
     if state.best is not None:
         best = state.best
@@ -284,7 +284,7 @@ def live_values(work: Details, state: PlanProgress) -> dict[str, Any]:
 
 
 def ended_values(service: Service, work: Details) -> dict[str, Any]:
-    """Return what the page of a plan that has ended shows."""
+    """Return the values of the page of a plan that has ended."""
     result = work.result
     slides = None if result is None else slides_of(result, _lengths(service, work.id))
     files = bundle_files(service.works.file(work.id, "bundle.zip"))
@@ -304,7 +304,7 @@ def ended_values(service: Service, work: Details) -> dict[str, Any]:
 
 
 def spoken(result: dict[str, Any]) -> list[str]:
-    """Return what is said of the answer, without the ways out, which have a part of the page."""
+    """Return the lines of the answer, without the ways out, which the page shows elsewhere."""
     lines: list[str] = result["lines"]
     if result["advice"] is None:
         return lines
@@ -313,7 +313,7 @@ def spoken(result: dict[str, Any]) -> list[str]:
 
 
 def limit_of(work: Details) -> int | None:
-    """Return what a process may take, as far as that is known before the plan says it."""
+    """Return the memory that a process may take, if it is known before the plan ends."""
     try:
         devices = parse_yaml(work.job, "job")[0].get("devices")
         memory = devices.get("memory") if isinstance(devices, dict) else None
@@ -352,6 +352,6 @@ def _why_no_run(service: Service, work: Details) -> str | None:
 
 
 def _runs_like(service: Service, work: Details) -> list[Any]:
-    """Runs of the same model."""
+    """Return runs of the same model."""
     wanted = Filter(kind="run", state="done", text=work.model.rpartition("/")[2][:100])
     return service.works.search(wanted, per_page=3)

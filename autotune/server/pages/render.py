@@ -44,22 +44,22 @@ STATIC = HERE / "static"
 
 
 def size_text(count: float | None) -> str:
-    """`1.25 GiB`."""
+    """Format bytes: `1.25 GiB`."""
     return "" if count is None else format_bytes(count)
 
 
 def speed_text(tokens_per_s: float | None) -> str:
-    """`45k tokens/s`."""
+    """Format a speed: `45k tokens/s`."""
     return "" if tokens_per_s is None else format_speed(tokens_per_s)
 
 
 def seconds_text(seconds: float | None) -> str:
-    """`4 min 10 s`."""
+    """Format seconds: `4 min 10 s`."""
     return "" if seconds is None else format_seconds(seconds)
 
 
 def share_text(share: float | None) -> str:
-    """`3%`, and never a rounded 0 or 100."""
+    """Format a share: `3%`, and never a rounded 0 or 100."""
     if share is None:
         return ""
     if 0 < share < 0.01:
@@ -70,7 +70,7 @@ def share_text(share: float | None) -> str:
 
 
 def count_text(count: int) -> str:
-    """`7.62 B` parameters."""
+    """Format a number of parameters: `7.62 B`."""
     value, unit = float(count), ""
     for larger in ("k", "M", "B"):
         if value < 999.5:
@@ -80,7 +80,7 @@ def count_text(count: int) -> str:
 
 
 def when_text(utc: float | None) -> str:
-    """`2026-11-23 14:05 UTC`; pages show it in the reader's own time."""
+    """Format a time: `2026-11-23 14:05 UTC`; pages show it in the reader's own time."""
     if utc is None:
         return ""
     time = datetime.datetime.fromtimestamp(utc, datetime.UTC)
@@ -88,25 +88,25 @@ def when_text(utc: float | None) -> str:
 
 
 def iso_time(utc: float) -> str:
-    """For `<time datetime>`."""
+    """Format a time for `<time datetime>`."""
     return datetime.datetime.fromtimestamp(utc, datetime.UTC).isoformat(timespec="seconds")
 
 
 def device_text(device: str) -> str:
-    """`memory=24GiB` -> `24 GiB`; a name as it is."""
+    """Format a device: `24 GiB` for `memory=24GiB`; a name stays as it is."""
     memory = re.fullmatch(r"memory=([0-9.]+)GiB", device)
     return f"{memory[1]} GiB" if memory else device
 
 
 def state_text(state: str, outcome: str) -> str:
-    """Return how a work stands, in a word or two."""
+    """Return the state of a work, in a word or two."""
     if state == "done" and outcome:
         return _OUTCOMES.get(outcome, outcome.replace("_", " "))
     return _STATES[state]
 
 
 def state_tone(state: str, outcome: str) -> str:
-    """Return whether that is `good`, `bad`, `busy` or nothing of it (`calm`)."""
+    """Return the tone of that state: `good`, `bad`, `busy` or `calm`."""
     if state == "failed" or outcome.startswith("nothing"):
         return "bad"
     if state == "done":
@@ -115,7 +115,7 @@ def state_tone(state: str, outcome: str) -> str:
 
 
 def said_text(text: str) -> Markup:
-    """Return a line of ours: what stands in backticks as code, `+-` as one sign."""
+    """Return a line of ours as HTML: backticks become code, `+-` one sign."""
     parts = re.split(r"`([^`]*)`", text.replace("+-", "\N{PLUS-MINUS SIGN}"))
     shown = (
         Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts)
@@ -124,18 +124,18 @@ def said_text(text: str) -> Markup:
 
 
 def batch_text(knobs: Mapping[str, Any]) -> str:
-    """Micro-batch x accumulation."""
+    """Format a batch: micro-batch x accumulation."""
     return " x ".join(str(knobs.get(name, "?")) for name in BATCH)
 
 
 def knob_words(knobs: Mapping[str, Any], shown: Collection[str]) -> list[str]:
-    """Return knobs in words, of those that are to be shown, but for the batch and checkpointing."""
+    """Return the shown knobs in words, without the batch and checkpointing."""
     names = [name for name in knobs if name in shown and name not in (*BATCH, CHECKPOINTING)]
     return [word for name in names if (word := _word(name, knobs[name]))]
 
 
 def value_text(value: Any) -> str:
-    """Return a value of a knob."""
+    """Format the value of a knob."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -158,7 +158,7 @@ class BundleFile:
 
 
 def bundle_files(archive: bytes | None) -> list[BundleFile]:
-    """Return the files that a person looks at."""
+    """Return the files of a bundle that a page shows."""
     if archive is None:
         return []
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
@@ -171,8 +171,8 @@ def bundle_files(archive: bytes | None) -> list[BundleFile]:
 
 
 def launch_command(id: str, files: list[BundleFile]) -> str:
-    """Return what unpacks and launches a bundle that was downloaded, as its README has it: where
-    the job named no data, the launch has to be told which."""
+    """Return the command that unpacks and launches a downloaded bundle, as its README has it: where
+    the job named no data, it has a placeholder for them."""
     readme = next((file.text for file in files if file.name == "README.md"), "")
     said = _LAUNCH.search(readme)
     launch = " ".join(said[1].split()) if said else "launch.sh"
@@ -222,7 +222,7 @@ def fragment(name: str, **values: Any) -> str:
 
 
 def is_htmx(request: Request) -> bool:
-    """True if htmx asks: for a part of a page."""
+    """True if htmx asks, for a part of a page."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -237,7 +237,7 @@ def refresh() -> Response:
 
 
 def _stamp() -> str:
-    """Return changes with the static files, so that browsers may keep them."""
+    """Return a digest of the static files, so that browsers may keep them until they change."""
     digest = hashlib.sha256()
     for file in sorted(STATIC.rglob("*")):
         if file.is_file():

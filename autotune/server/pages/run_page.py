@@ -1,4 +1,4 @@
-"""The page of a run: its probes as they come, then what it found."""
+"""The page of a run: its probes as they come, then its recommendation."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
@@ -32,14 +32,14 @@ from autotune.server.worker.output import Shown
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 WORKS = "works"
-"""Where the worker of this machine has its folders, in that of the service."""
+"""The folder of this machine's worker, in that of the service."""
 _MOST_LOG = 40_000
 _Number = Annotated[int, Path(ge=0, le=99_999)]
 
 
 @router.get("/{id}")
 def run_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Response:
-    """A run."""
+    """Show a run."""
     work = details(service, id, "run")
     state = progress_of(work)
     fold(service, id, state)
@@ -54,7 +54,7 @@ def run_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Re
 async def follow_run(
     service: ServiceOf, _: Caller, id: Id, last_event_id: After = None, after: FromEvent = 0
 ) -> AsyncIterator[ServerSentEvent]:
-    """What changes on the page of a run."""
+    """Stream the changes of a run's page."""
     state = RunProgress()
 
     def render(work: Details, events: Sequence[Event]) -> str:
@@ -88,7 +88,7 @@ def resume_run(service: ServiceOf, _: Caller, id: Id) -> Response:
 
 @router.get("/{id}/report")
 def report_page(request: Request, service: ServiceOf, holder: Caller, id: Id) -> Response:
-    """What was measured, and why this one."""
+    """Show the report of a run."""
     work = details(service, id, "run")
     drawn = page_response(service, id)
     if drawn is not None:
@@ -100,7 +100,7 @@ def report_page(request: Request, service: ServiceOf, holder: Caller, id: Id) ->
 
 @router.get("/{id}/probes/{number}/log")
 def probe_log(service: ServiceOf, _: Caller, id: Id, number: _Number) -> Response:
-    """The end of what a probe said, where the worker is on this machine."""
+    """Show the end of a probe's log, where its worker is on this machine."""
     details(service, id, "run")
     works = service.folder / WORKS
     folder, shown = RunFolder(path=works / id / "run").probe(number).path, Shown(works, id)
@@ -120,7 +120,7 @@ def progress_of(work: Details) -> RunProgress:
 
 
 def budget_of(work: Details) -> Budget:
-    """Return the limits at which its search ends."""
+    """Return the budget of its search."""
     try:
         return Budget.model_validate(as_budget(_job(work).get("budget", {})))
     except (ValidationError, ValueError):
@@ -128,7 +128,7 @@ def budget_of(work: Details) -> Budget:
 
 
 def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, Any]:
-    """Return what the page of a run shows, live or ended."""
+    """Return the values of a run's page, live or ended."""
     ended = work.state in ENDED
     archive = service.works.file(work.id, "bundle.zip") if ended else None
     files = bundle_files(archive)

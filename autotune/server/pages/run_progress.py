@@ -21,7 +21,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe: what it trains, and, once it has ended, what it measured."""
+    """A probe: its knobs, and, once it has ended, its measurement."""
 
     number: int
     knobs: Mapping[str, Any]
@@ -31,18 +31,18 @@ class Probe:
 
     @property
     def outcome(self) -> str:
-        """How it ended."""
+        """The outcome; `running` until it has ended."""
         return "running" if self.measurement is None else str(self.measurement["outcome"])
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Measured, where it came to its end."""
+        """The measured speed, where it completed."""
         done = self.measurement is not None and self.outcome == "ok"
         return self.measurement["tokens_per_s"] if done and self.measurement else None
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Measured."""
+        """The measured peak."""
         return None if self.measurement is None else self.measurement["peak_memory_bytes"]
 
     @property
@@ -58,9 +58,9 @@ class RunProgress:
     Attributes:
         headroom: the share of the limit that a recommendation leaves free.
         shown: knobs that vary.
-        ruled_out: reasons, and how many candidates each rules out.
-        repeats: probes that belong to a verification, which no budget counts.
-        stages: of the verification: what is done, and how long it took.
+        ruled_out: the number of candidates that each reason rules out.
+        repeats: probes of a verification, which no budget counts.
+        stages: finished stages of the verification, with their seconds.
     """
 
     headroom: float = 0.1
@@ -132,12 +132,12 @@ class RunProgress:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What a process may take."""
+        """The memory that a process may take."""
         return self.surveyed["limit_bytes"] if self.surveyed else None
 
     @property
     def allowed_bytes(self) -> float | None:
-        """What a recommendation may take."""
+        """The memory that a recommendation may take."""
         return None if self.limit_bytes is None else self.limit_bytes * (1 - self.headroom)
 
     @property
@@ -152,7 +152,7 @@ class RunProgress:
 
     @property
     def searched(self) -> int:
-        """How many of them the budget counts."""
+        """The number of finished probes that the budget counts."""
         return sum(probe.number not in self.repeats for probe in self.finished)
 
     @property
@@ -164,7 +164,7 @@ class RunProgress:
 
     @property
     def probing_s(self) -> float:
-        """What the probes took together."""
+        """The time of all finished probes together."""
         return sum(float(p.measurement["seconds"]) for p in self.finished if p.measurement)
 
 
@@ -242,7 +242,7 @@ def plot_of(progress: RunProgress) -> Plot | None:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers within a span."""
+    """Return round numbers within a span."""
     raw = (high - low) / about
     unit = 10 ** math.floor(math.log10(raw))
     step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw)

@@ -27,7 +27,7 @@ router = APIRouter(prefix="/runs", include_in_schema=False)
 SHOWN = 30
 _LOCK = threading.Lock()
 _PROGRESS: WeakKeyDictionary[Live, dict[str, RunProgress]] = WeakKeyDictionary()
-"""How far the runs of a service are: each look goes on from the one before."""
+"""The progress of the runs of a service: each look continues the one before."""
 START = """\
 model: /data/models/my-model
 dataset: {lengths: {max: 2048, p50: 300, p99: 1500}}
@@ -41,13 +41,13 @@ budget: 20m
 
 @router.get("")
 def runs_page(request: Request, service: ServiceOf, holder: Caller) -> Response:
-    """The queue, and the last runs."""
+    """Show the queue and the last runs."""
     return page(request, holder, "runs.html", **_queue(service))
 
 
 @router.get("/queue")
 def queue(service: ServiceOf, _: Caller) -> Response:
-    """The part of it that changes."""
+    """Show the part of the queue that changes."""
     return HTMLResponse(fragment("queue.html", **_queue(service)))
 
 
@@ -90,7 +90,7 @@ class RunForm(Value):
     """The form, as a browser sends it."""
 
     job: str = ""
-    """Empty: that of the parent."""
+    """The job file; empty: the parent's."""
     config: str = ""
     priority: Annotated[str, Field(max_length=5)] = "0"
     parent: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -100,7 +100,7 @@ class RunForm(Value):
 def new_page(
     request: Request, service: ServiceOf, holder: Caller, origin: FromWork = ""
 ) -> Response:
-    """The form, with a job to begin with, or that of another work."""
+    """Show the form, with a first job or that of another work."""
     work = service.works.get(origin) if origin else None
     form = RunForm(job=START)
     if work is not None:

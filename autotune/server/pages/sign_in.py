@@ -20,7 +20,7 @@ _Next = Annotated[str, Query(max_length=500)]
 
 @router.get("/login")
 def login_page(request: Request, service: ServiceOf, next: _Next = HOME) -> Response:
-    """Where a token is shown."""
+    """Show the form for a token."""
     if not service.needs_token:
         return RedirectResponse(HOME, 303)
     return page(request, None, "login.html", next=_local(next), wrong=False)
@@ -67,7 +67,8 @@ def _session(service: Service, token: str) -> str | None:
 
 
 def _refuse_other_sites(request: Request) -> None:
-    """There is no session yet whose secret a page could send along: the origin has to do."""
+    """Refuse other sites by their origin: there is no session yet whose secret a page could
+    send."""
     origin = request.headers.get("origin")
     is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
     site = request.headers.get("sec-fetch-site", "none")
@@ -76,6 +77,6 @@ def _refuse_other_sites(request: Request) -> None:
 
 
 def _local(next: str) -> str:
-    """Return a path of ours, whatever was asked for."""
+    """Return the path that was asked for if it is ours, else the first page."""
     plain = next.isprintable() and "\\" not in next
     return next if plain and next.startswith("/") and not next.startswith("//") else HOME

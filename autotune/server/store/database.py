@@ -35,13 +35,13 @@ class Database:
         return self._read()
 
     def connection(self) -> Connection:
-        """Return a connection that only reads, for rows that need not become objects: what every
-        request asks for costs a fourth so."""
+        """Return a connection that only reads, for rows that need not become objects: this costs a
+        fourth, which counts in every request."""
         return self._reader.connect()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """A session whose changes are kept at its end, if nothing is raised."""
+        """Open a session whose changes are kept at its end, if nothing is raised."""
         with self._write.begin() as session:
             yield session
 
@@ -54,7 +54,7 @@ def open_database(url: str) -> Database:
     """Return a database, its tables as this version has them.
 
     Raises:
-        UserError: no such database can be spoken to.
+        UserError: no database can be opened by this URL.
         MachineError: it does not answer, or cannot be brought to this version.
     """
     engine = _engine(url)
@@ -80,8 +80,8 @@ def sqlite_url(path: Path) -> str:
 
 
 def study_url(url: str) -> str | None:
-    """Return the URL by which Optuna keeps studies in the same database; None: workers of other
-    machines would not reach it."""
+    """Return the URL of the same database for Optuna's studies; None: workers of other machines
+    cannot reach it."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "postgresql":
         return None
@@ -115,7 +115,7 @@ def _engine(url: str) -> Engine:
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
-    """Readers go on beside a writer, and what belongs to a deleted row goes with it."""
+    """Let readers go on beside a writer, and delete what belongs to a deleted row with it."""
     connection.isolation_level = None  # `_begin_sqlite` begins
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
@@ -126,7 +126,7 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
 
 
 def _begin_sqlite(connection: Any) -> None:
-    """A transaction that will write takes its lock at once: no other comes between."""
+    """Take the lock of a transaction that will write at once: no other comes between."""
     immediate = connection.get_execution_options().get(_WRITES, True)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 

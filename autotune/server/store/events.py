@@ -36,8 +36,8 @@ class Events:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.heard: Callable[[Sequence[Line]], None] = lambda _: None
-        """Is told of the lines that were taken, each once."""
+        self.on_new: Callable[[Sequence[Line]], None] = lambda _: None
+        """A listener to the lines that arrive, each once."""
 
     def take(
         self,
@@ -75,7 +75,7 @@ class Events:
                     work.events += 1
                     session.add(_row(id, work.events, line))
             taken = row.lines
-        self.heard(new)
+        self.on_new(new)
         return taken
 
     def add(self, id: str, kind: str, utc: float, **data: Any) -> None:

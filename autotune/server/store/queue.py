@@ -1,7 +1,7 @@
-"""The queue: workers lease works, beat while they do them, and say how they ended.
+"""The queue: workers lease works, beat while they do them, and report how they ended.
 
-A lease that is not beaten for `LEASE_S` is dead: its work returns to the queue. Whatever a worker
-says of a work that is another's by now is refused.
+A lease without a beat for `LEASE_S` is dead: its work returns to the queue. Reports of a work that
+is another worker's by now are refused.
 """
 
 import json
@@ -28,11 +28,11 @@ from autotune.server.store.works import in_order, suits
 
 LEASE_S = ALIVE_S
 DEATHS = 3
-"""A work whose workers have died so often is not tried again by itself."""
+"""A work is not tried again after so many deaths of its workers."""
 JUMP_S = 5.0
-"""A clock that moves by more against the one that only counts was set, or the machine slept."""
+"""The clock was set, or the machine slept, where it moves by more against the monotonic one."""
 _TAKEN = 10
-"""How many of the first in the queue are tried for, where several workers take at once."""
+"""Works at the head of the queue that a lease tries, where several workers take at once."""
 _RECENT = select(*WorkerRow.__table__.columns).where(WorkerRow.seen > bindparam("since"))
 
 
@@ -44,7 +44,8 @@ class Queue:
         self._clock_ahead_s = _clock_ahead_s()
 
     def register(self, worker: WorkerInfo, replaces: str = "") -> str | None:
-        """Remember a worker; where another one that lives has a device of its: its name.
+        """Remember a worker. Return the name of a living worker that has one of its devices, if
+        any.
 
         Args:
             replaces: an instance of the same name that is known to be dead: its works return to the
@@ -78,14 +79,13 @@ class Queue:
             session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=0.0))
 
     def workers(self) -> list[tuple[WorkerInfo, float]]:
-        """Return the workers that were heard of lately, and when."""
+        """Return the workers that reported lately, and when."""
         with self._database.connection() as connection:
             rows = connection.execute(_RECENT, {"since": time.time() - LEASE_S})
             return [(_info(row), row.seen) for row in rows]
 
     def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
-        """Return the next work that a worker can do, which is its own from now on; None: there is
-        none."""
+        """Lease the next work that a worker can do to it; None: there is none."""
         now = time.time()
         wanted = select(WorkRow).where(
             WorkRow.state == "queued",
@@ -118,7 +118,7 @@ class Queue:
         return None
 
     def beat(self, worker: str, ids: Sequence[str]) -> list[Beat]:
-        """Keep a worker's leases, and say which of its works are to be stopped."""
+        """Keep a worker's leases, and return which of its works are to be stopped."""
         now, beats = time.time(), []
         with self._database.writing() as session:
             for id in ids:
@@ -131,7 +131,7 @@ class Queue:
         return beats
 
     def finish(self, worker: str, id: str, ending: Ending) -> bool:
-        """Write down how a work ended; False: it is not this worker's any more."""
+        """Record how a work ended; False: it is not this worker's any more."""
         with self._database.writing() as session:
             row = session.get(WorkRow, id)
             if row is None or row.worker != worker or row.attempt != ending.attempt:
@@ -146,7 +146,7 @@ class Queue:
         return True
 
     def keep_file(self, worker: str, id: str, name: str, content: bytes) -> bool:
-        """Keep a file that came out of a work; False: the work is not this worker's."""
+        """Keep a file of a work; False: the work is not this worker's."""
         with self._database.writing() as session:
             row = session.get(WorkRow, id)
             if row is None or row.worker != worker:
@@ -155,14 +155,13 @@ class Queue:
         return True
 
     def renew(self) -> None:
-        """Give all workers time to be heard of again: the service was away, not they."""
+        """Give all workers time to report again: the service was away, not they."""
         with self._database.writing() as session:
             running = update(WorkRow).where(WorkRow.state == "running")
             session.execute(running.values(lease_until=time.time() + LEASE_S))
 
     def _mind_clock(self) -> None:
-        """Where the clock was set nobody can tell who is dead: all workers have time to be heard of
-        again."""
+        """Give all workers time to report again where the clock was set: their ages are unknown."""
         ahead_s = _clock_ahead_s()
         if abs(ahead_s - self._clock_ahead_s) > JUMP_S:
             self._clock_ahead_s = ahead_s
@@ -172,7 +171,7 @@ class Queue:
                 session.execute(known.values(seen=time.time()))
 
     def expire(self) -> list[str]:
-        """Return works whose worker has died to the queue; which they are."""
+        """Put works whose worker has died back into the queue, and return their ids."""
         self._mind_clock()
         now = time.time()
         with self._database.writing() as session:
@@ -184,7 +183,7 @@ class Queue:
 
 
 def _clock_ahead_s() -> float:
-    """Return how far the clock, which may be set, is ahead of the one that only counts."""
+    """Return how far the wall clock is ahead of the monotonic one."""
     return time.time() - time.monotonic()
 
 
@@ -208,7 +207,7 @@ def _conclude(row: WorkRow, ending: Ending) -> None:
 
 
 def _number(data: Any, name: str) -> float | None:
-    """Return a finite number of what a command said; None: it has none there."""
+    """Return a finite number of a command's result; None: there is none."""
     value = data.get(name) if isinstance(data, dict) else None
     known = isinstance(value, int | float) and abs(value) < 1e18
     return value if known else None

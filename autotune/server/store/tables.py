@@ -30,7 +30,7 @@ class WorkRow(Table):
     method: Mapped[str] = mapped_column(String(16), default="")
     model: Mapped[str] = mapped_column(String(256), default="")
     device: Mapped[str] = mapped_column(String(128), default="")
-    """What was asked for, then what was found."""
+    """The device that was asked for, then the one it ran on."""
     device_kind: Mapped[str] = mapped_column(String(8), default="auto")
     device_count: Mapped[int] = mapped_column(Integer, default=1)
     parent: Mapped[str | None] = mapped_column(String(32))
@@ -58,9 +58,9 @@ class WorkRow(Table):
     text: Mapped[str | None] = mapped_column(Text)
     """What the command printed."""
     error: Mapped[str | None] = mapped_column(Text)
-    """Why it failed, as the command said it."""
+    """The command's error."""
     events: Mapped[int] = mapped_column(Integer, default=0)
-    """How many there are."""
+    """The number of its events."""
 
     __table_args__ = (
         Index("service_work_by_state", "state", "kind", "priority", "created"),
@@ -69,7 +69,7 @@ class WorkRow(Table):
 
 
 class DeletedRow(Table):
-    """A work that was deleted: workers that have a folder of it are told so."""
+    """A work that was deleted: workers that have a folder of it learn of it."""
 
     __tablename__ = "service_deleted"
 
@@ -78,7 +78,7 @@ class DeletedRow(Table):
 
 
 class EventRow(Table):
-    """Something that happened in a work. Numbers of a work begin at 1 and have no gaps."""
+    """An event of a work. Numbers of a work begin at 1 and have no gaps."""
 
     __tablename__ = "service_events"
 
@@ -92,7 +92,7 @@ class EventRow(Table):
 
 
 class SourceRow(Table):
-    """How far a file of events of an attempt has been taken: lines are sent again after a loss."""
+    """The lines that were taken of an attempt's file: they are sent again after a loss."""
 
     __tablename__ = "service_sources"
 
@@ -105,7 +105,7 @@ class SourceRow(Table):
 
 
 class FileRow(Table):
-    """A file that came out of a work."""
+    """A file of a work."""
 
     __tablename__ = "service_files"
 
@@ -117,7 +117,7 @@ class FileRow(Table):
 
 
 class WorkerRow(Table):
-    """A worker that was heard of."""
+    """A worker that has registered."""
 
     __tablename__ = "service_workers"
 
@@ -132,7 +132,7 @@ class WorkerRow(Table):
 
 
 class TokenRow(Table):
-    """A token, by its hash, and a session of a browser that has shown one."""
+    """A token, or a browser's session after sign-in, by its hash."""
 
     __tablename__ = "service_tokens"
 

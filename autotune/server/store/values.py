@@ -1,4 +1,4 @@
-"""What the store gives and takes: works, events, workers. The API prints these as they are."""
+"""Values of the store: works, events, workers. The API prints them as they are."""
 
 import functools
 import json
@@ -15,11 +15,11 @@ ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 ENDS = (0, 1, 4)
 """Exit codes of commands that came to their end: done, nothing fits, nothing was measured."""
 STOPS = (130, 137, 143)
-"""Of commands that were asked to end, and did: as Ctrl-C does, by force, before they could hear."""
+"""Exit codes of commands that ended on request: by Ctrl-C, by force, or before they could react."""
 MOST_UPLOAD = 64 * 2**20
 """Bytes of a worker's request: a bundle and a report."""
 ALIVE_S = 30.0
-"""A worker that was not heard of for so long is not there."""
+"""A worker counts as gone after so long without a report."""
 
 
 class Value(BaseModel):
@@ -33,11 +33,11 @@ def _without_nul(text: str) -> str:
 
 
 Printed = Annotated[str, AfterValidator(_without_nul)]
-"""What a command printed: PostgreSQL keeps no NUL."""
+"""Output of a command: PostgreSQL keeps no NUL."""
 
 
 def as_json(data: Any) -> str:
-    """Return data as JSON in ASCII, which every database keeps; what is no finite number is
+    """Return data as JSON in ASCII, which every database keeps; numbers that are not finite become
     null."""
     try:
         return json.dumps(data, allow_nan=False)
@@ -77,7 +77,7 @@ class Work(Value):
     kind: Kind
     state: State
     outcome: str
-    """How it ended, in a word: a plan `fits` or not, a run has `recommended` something or not."""
+    """The result in a word: a plan `fits` or not, a run has `recommended` something or not."""
     method: str
     model: str
     device: str
@@ -91,7 +91,7 @@ class Work(Value):
     started: float | None
     ended: float | None
     attempt: int
-    """How often a worker has taken it: more than once where one died or was stopped."""
+    """The number of times that a worker has taken it: several where one died or was stopped."""
     worker: str | None
     stop_wanted: bool
     exit_code: int | None
@@ -111,34 +111,34 @@ class Work(Value):
 
 
 class Details(Work):
-    """A plan or a run, with what it came to."""
+    """A plan or a run, with its result."""
 
     job: str
     arguments: list[str]
     ahead: int | None
-    """How many are before it in the queue; null: it does not wait."""
+    """The number of works before it in the queue; null: it does not wait."""
     takers: int | None
-    """How many workers that are here can take it, busy or not; null: it does not wait."""
+    """The number of present workers that can take it, busy or not; null: it does not wait."""
     result: dict[str, Any] | None
-    """What the command prints with `--json`; null until it has ended."""
+    """The command's output with `--json`; null until it has ended."""
     text: str | None
-    """What the command prints."""
+    """The command's output."""
     files: list[str]
 
 
 class Event(Value):
-    """Something that happened."""
+    """An event of a work."""
 
     number: int = Field(ge=1)
     """From 1 on, without gaps: a reader that was cut off goes on after the last it has."""
     utc: float
     kind: str
-    """`line`: `data.text` is a line that the command said; else as in `events.jsonl`."""
+    """`line`: `data.text` is a line of the command's output; else as in `events.jsonl`."""
     data: dict[str, Any]
 
     @functools.cached_property
     def json_text(self) -> str:
-        """It as JSON, made once for all that follow the work."""
+        """The event as JSON, made once for all readers."""
         return as_json(self.model_dump())
 
 
@@ -151,7 +151,7 @@ class WorkerInfo(Value):
     devices: list[int] = Field(max_length=4096)
     device_name: str = Field(max_length=128, pattern=r"^[^\x00]*$")
     instance: str = Field(default="", max_length=32, pattern=r"^\w*$")
-    """Of this process: another of the same name is refused while this one lives."""
+    """The id of this process: another of the same name is refused while this one lives."""
 
 
 class Lease(Value):
@@ -164,23 +164,23 @@ class Lease(Value):
     arguments: list[str]
     attempt: int
     limit_s: float | None = None
-    """It may take so long; null: as long as it likes."""
+    """Its limit of time; null: none."""
     study: str | None
     """Optuna storage for its study; null: a file in the run's folder."""
 
 
 class Beat(Value):
-    """What a worker has to know of a work that it does."""
+    """The answer of the service about a work that a worker does."""
 
     id: str
     stop: bool
-    """Somebody has cancelled it, or it belongs to another worker now."""
+    """True if it was cancelled, or belongs to another worker now."""
     lost: bool
-    """It is another's now: nothing that is still sent of it is taken."""
+    """True if it belongs to another worker now: nothing more of it is taken."""
 
 
 class Ending(Value):
-    """How a command ended."""
+    """The end of a command."""
 
     attempt: int
     exit_code: int = Field(ge=-255, le=255)
@@ -188,4 +188,4 @@ class Ending(Value):
     text: Printed = ""
     error: Printed = ""
     interrupted: bool = False
-    """It was stopped with its worker, and is to go on later."""
+    """True if it was stopped with its worker, and is to go on later."""

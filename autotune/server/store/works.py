@@ -45,7 +45,7 @@ _COUNTS = select(*_BY_STATE, func.count()).group_by(*_BY_STATE)
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which works are wanted; None: any."""
+    """A filter of works; None: any."""
 
     kind: Kind | None = None
     state: State | None = None
@@ -57,14 +57,14 @@ class Filter:
 
 @functools.lru_cache(maxsize=256)
 def page_of(wanted: Filter, number: int, per_page: int) -> Select[Any]:
-    """Return the newest works that fit, without what they came to, which may be large."""
+    """Return the query of the newest works that fit, without their results, which may be large."""
     statement = _filtered(select(*_OF_WORK), wanted).order_by(WorkRow.created.desc())
     return statement.offset((number - 1) * per_page).limit(per_page)
 
 
 @functools.lru_cache(maxsize=256)
 def count_of(wanted: Filter) -> Select[Any]:
-    """Return how many fit."""
+    """Return the query of how many fit."""
     return _filtered(select(func.count()).select_from(WorkRow), wanted)
 
 
@@ -83,18 +83,18 @@ def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
 
 @dataclass(frozen=True)
 class Room:
-    """How many works may wait: of all users, and of one."""
+    """The number of works that may wait: of all users, and of one."""
 
     all: int
     each: int
 
 
 class Full(Exception):
-    """So many works wait already that no other may.
+    """The queue has no room for another work.
 
     Attributes:
-        most: how many may.
-        whose: whether they are all of them, or of one user.
+        most: the number that may wait.
+        whose: whether that is the limit of all users, or of one.
     """
 
     def __init__(self, most: int, whose: Literal["all", "each"]) -> None:
@@ -109,7 +109,7 @@ class Works:
         self._database = database
 
     def check_room(self, room: Room, submitter: str) -> None:
-        """Look whether another work may wait.
+        """Check that another work may wait.
 
         Raises:
             Full: it may not.
@@ -143,7 +143,7 @@ class Works:
         return work_of(row)
 
     def get(self, id: str) -> Details | None:
-        """Return a work with all that is known of it; None: there is none."""
+        """Return a work with its details; None: there is none."""
         with self._database.reading() as session:
             row = session.get(WorkRow, id)
             if row is None:
@@ -171,13 +171,13 @@ class Works:
             return connection.scalar(_KIND, {"id": id})
 
     def deleted(self, ids: Sequence[str]) -> list[str]:
-        """Those of some ids that there were works of, and are no more."""
+        """Return the ids whose works have been deleted."""
         with self._database.reading() as session:
             return list(session.scalars(select(DeletedRow.id).where(DeletedRow.id.in_(ids))))
 
     def forget_deleted(self, before: float) -> None:
-        """Forget works that were deleted before a time: a worker that was not there since then
-        keeps its folders within their size, and is not told."""
+        """Forget deletions before a time: a worker that was away since then is not told of them,
+        and keeps its folders within their limit of size."""
         with self._database.writing() as session:
             session.execute(delete(DeletedRow).where(DeletedRow.time < before))
 
@@ -204,14 +204,14 @@ class Works:
             return {(kind, state, outcome): count for kind, state, outcome, count in rows}
 
     def ended_before(self, time: float) -> list[str]:
-        """Works that ended before a time."""
+        """Return the works that ended before a time."""
         with self._database.reading() as session:
             old = select(WorkRow.id).where(WorkRow.state.in_(ENDED), WorkRow.ended < time)
             return list(session.scalars(old))
 
-    def ended_beyond(self, most: int, most_bytes: int) -> list[str]:
-        """Return the oldest works that have ended, beyond so many, or so many bytes of all
-        together."""
+    def oldest_ended(self, most: int, most_bytes: int) -> list[str]:
+        """Return the oldest works that have ended, once there are more than so many works or bytes
+        in all."""
         files = select(func.sum(func.length(FileRow.content)))
         sizes: list[ColumnElement[Any]] = [
             files.where(FileRow.work == WorkRow.id).scalar_subquery()
@@ -229,14 +229,14 @@ class Works:
         return beyond
 
     def file(self, id: str, name: str) -> bytes | None:
-        """Return a file that came out of a work; None: there is none of that name."""
+        """Return a file of a work; None: there is none of that name."""
         with self._database.reading() as session:
             return session.scalar(
                 select(FileRow.content).where(FileRow.work == id, FileRow.name == name)
             )
 
     def cancel(self, id: str) -> bool:
-        """End a work: at once where it waits, else its worker is told; False: it has ended."""
+        """Cancel a work: at once where it waits, else through its worker; False: it has ended."""
         with self._database.writing() as session:
             waiting = update(WorkRow).where(WorkRow.id == id, WorkRow.state == "queued")
             ended = session.execute(waiting.values(state="cancelled", ended=time.time()))
@@ -269,7 +269,7 @@ class Works:
             return bool(session.execute(again.values(**values)).rowcount)  # type: ignore[attr-defined]
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Forget works that have ended, and all that belongs to them; how many they were."""
+        """Delete works that have ended, with all that belongs to them, and return how many."""
         with self._database.writing() as session:
             ended = select(WorkRow.id).where(WorkRow.id.in_(ids), WorkRow.state.in_(ENDED))
             found = list(session.scalars(ended))
@@ -283,18 +283,18 @@ class Works:
 
 
 def work_of(row: WorkRow) -> Work:
-    """Return a row as the API shows it."""
+    """Convert a row to the work that the API shows."""
     return Work.model_validate({name: getattr(row, name) for name in Work.model_fields})
 
 
 def in_order() -> tuple[ColumnElement[int], ColumnElement[float]]:
-    """First come first served, within a priority."""
+    """Return the order of the queue: by priority, then first come first served."""
     return WorkRow.priority.desc(), WorkRow.created.asc()
 
 
 def _take_turn(session: Session) -> None:
-    """Wait for others that add works, so that none comes between counting and adding. SQLite has
-    one writer as it is."""
+    """Wait for other transactions that add works, so that none comes between counting and adding.
+    SQLite has one writer anyway."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADDING})
 
@@ -319,7 +319,8 @@ def _ahead(session: Session, row: WorkRow) -> int:
 
 
 def suits(device_kind: str, devices: int) -> ColumnElement[bool]:
-    """Return whether a work can be done by a worker of so many devices of a kind; plans by any."""
+    """Return the condition that a worker with so many devices of a kind can do a work; any worker
+    can do plans."""
     kind = WorkRow.device_kind.in_(("auto", device_kind))
     return or_(WorkRow.kind == "plan", kind & (WorkRow.device_count <= devices))
 

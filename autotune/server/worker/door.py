@@ -1,4 +1,4 @@
-"""The service as a worker sees it: leases, beats, events, endings, over HTTP."""
+"""A worker's client of the service: leases, beats, events, endings, over HTTP."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ TIMEOUT_S = 20.0
 
 
 class Away(Exception):
-    """The service does not answer now; what was to be said is said again later."""
+    """The service does not answer now; the report is sent again later."""
 
 
 class Taken(Exception):
-    """Another worker has a device of ours, or had it until it was killed a moment ago."""
+    """Another worker has one of our devices, or had it until it was killed a moment ago."""
 
 
 class Lost(Exception):
@@ -24,14 +24,14 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """What is said of a work is not taken, however often it is said: it is too large."""
+    """The service never takes this report of a work: it is too large."""
 
 
 class Door:
-    """Speaks to a service.
+    """A connection to a service.
 
     Args:
-        address: says its URL each time: a service that starts again may have another.
+        address: returns its URL each time: a service that restarts may have another.
         token: of a worker.
     """
 
@@ -56,7 +56,7 @@ class Door:
         return None if data is None else Lease.model_validate(data)
 
     def leave(self, name: str) -> None:
-        """Say that we end.
+        """Report that this worker ends.
 
         Raises:
             Away: the service does not answer.
@@ -66,8 +66,7 @@ class Door:
     def beat(
         self, name: str, works: Sequence[str], kept: Sequence[str]
     ) -> tuple[list[Beat], list[str]]:
-        """Return what has to be known of the works; of the folders that are kept, those to be
-        forgotten.
+        """Return the service's answers about the works, and the kept folders to be deleted.
 
         Raises:
             Away: the service does not answer.
@@ -106,7 +105,7 @@ class Door:
         return int(self._call("POST", f"works/{lease.id}/events", json=body)["lines"])
 
     def finish(self, name: str, id: str, ending: Ending) -> None:
-        """Say how a work ended.
+        """Report how a work ended.
 
         Raises:
             Away: the service does not answer.
@@ -117,7 +116,7 @@ class Door:
         self._call("POST", f"works/{id}/ending", json=body)
 
     def keep_file(self, name: str, id: str, file: str, content: bytes) -> None:
-        """Send a file that came out of a work.
+        """Send a file of a work.
 
         Raises:
             Away: the service does not answer.

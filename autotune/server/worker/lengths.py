@@ -1,5 +1,5 @@
-"""What a plan's answer takes at other lengths and micro-batches, for the sliders of its page: more
-plans of that answer alone, made behind everything else.
+"""Plans of an answer at other lengths and micro-batches, made behind everything else, for the
+sliders of its page.
 
 Nothing is estimated here: the plan's command does it.
 """
@@ -21,17 +21,18 @@ from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, MICRO_BATCH
 FILE = "lengths.json"
 SCHEMA = 1
 SHARES = (0.25, 0.5, 1.0, 2.0)
-"""Lengths that are planned, over the job's own; beyond it only where the data are but lengths."""
+"""Lengths that are planned, as shares of the job's own; longer ones only where lengths stand in
+place of data."""
 LEAST = 16
 _VARIED = (MICRO_BATCH, ACCUMULATION, GLOBAL_BATCH, "max_length")
 
 
 def lengths_jobs(job: str, knobs: dict[str, Any]) -> list[str]:
-    """Jobs with the knobs of an answer pinned, over lengths and micro-batches; none where no length
-    could vary.
+    """Return jobs with the knobs of an answer pinned, over lengths and micro-batches; none where no
+    length can vary.
 
-    Where rows are not padded TRL does not truncate: then each length is a job of its own, with data
-    that are no longer, which only data that are but lengths can be.
+    Where rows are not padded TRL does not truncate: then each length is a job of its own, with
+    shorter data, which is possible only where lengths stand in place of data.
 
     Args:
         job: the job file's text.
@@ -56,14 +57,14 @@ def lengths_jobs(job: str, knobs: dict[str, Any]) -> list[str]:
 
 
 def _cut(lengths: dict[str, int], at: int) -> dict[str, Any]:
-    """Return data of these lengths, truncated: of a job whose longest rows are `at` tokens long."""
+    """Return the fields of a job whose longest rows are `at` tokens long."""
     cut = {name: min(value, at) for name, value in lengths.items() if name in ("p50", "p99")}
     rows = {"rows": lengths["rows"]} if "rows" in lengths else {}
     return {"max_length": at, "dataset": {"lengths": {**cut, **rows, "max": at}}}
 
 
 def lengths_points(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the sliders need of those plans' results, of which there is at least one."""
+    """Return the sliders' points, from the results of those plans (at least one)."""
     points = [
         {
             "max_length": candidate["knobs"]["max_length"],
@@ -86,13 +87,13 @@ def lengths_points(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class LengthsTask:
-    """Plans that nobody waits for, one after the other.
+    """Plans in the background, one after the other.
 
     Args:
         lease: of the plan that has ended.
         folder: the work's folder; where it is deleted, the rest is left out.
         answer: of its result.
-        memory_bytes: what all processes of a plan may take together.
+        memory_bytes: limit of all processes of a plan together.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class LengthsTask:
             self._command.look()
 
     def turn(self, door: Door, name: str) -> bool:
-        """Go on; whether all is done, and sent.
+        """Go on; True if all is done and sent.
 
         Raises:
             Away: the service does not answer.
@@ -136,7 +137,7 @@ class LengthsTask:
         return True
 
     def end(self) -> None:
-        """Leave it."""
+        """End all of it."""
         self._left.clear()
         if self._command is not None:
             self._command.end()

@@ -1,5 +1,5 @@
-"""A worker: its devices, its folder, and its loop, which watches what runs, sends what happened and
-takes what waits."""
+"""A worker: its devices, its folder, and its loop, which watches running commands, sends their
+events and takes new works."""
 
 import contextlib
 import fcntl
@@ -33,25 +33,25 @@ LOOK_S = 0.25
 BEAT_S = 5.0
 LEASE_S = 1.0
 KEPT_S = 60.0
-"""So often it asks which folders to forget."""
+"""Interval of asking which folders to delete."""
 TAKEN_S = 60.0
-"""So long it bears that another worker has its devices: a killed one is heard of for a while."""
+"""Patience while another worker has its devices: a killed one is listed for a while."""
 _LEAVE_S = 90.0
-"""When it is to end, its commands have so long to end and to be told of."""
+"""Time for its commands to end and be reported when it is to end."""
 log = logging.getLogger("autotune.worker")
 SECRETS = ("AUTOTUNE_TOKEN", "AUTOTUNE_STORAGE")
-"""Variables that commands of works do not get."""
+"""Variables that are hidden from commands of works."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What a worker takes on.
+    """The load that a worker takes.
 
     Attributes:
-        runs: whether it runs on its devices; one at a time.
-        plans: how many plans it makes beside that.
+        runs: whether it takes runs, one at a time.
+        plans: the number of plans beside that.
         plan_memory: bytes for all processes of one.
-        folders: bytes of all folders together; beyond it, the oldest that have ended go.
+        folders: bytes of all folders together; beyond it, the oldest ended ones are deleted.
         lengths: whether answers of plans are planned at other lengths, too.
     """
 
@@ -64,7 +64,7 @@ class Capacity:
 
 @dataclass
 class WorkerLoop:
-    """A worker at work.
+    """The loop of a worker.
 
     Attributes:
         environment: of commands, in place of its own.
@@ -85,7 +85,8 @@ class WorkerLoop:
     _taken_since: float | None = None
 
     def run(self) -> None:
-        """Work until SIGTERM or Ctrl-C; what runs then is asked to end, and returns to the queue.
+        """Work until SIGTERM or Ctrl-C; running works are then asked to end, and return to the
+        queue.
 
         Raises:
             MachineError: the service does not take this worker.
@@ -119,7 +120,7 @@ class WorkerLoop:
             self._say(False, str(away))
 
     def _tell(self) -> None:
-        """Send what was said; of what has ended, how."""
+        """Send new events, and the ends of works."""
         for id, task in list(self._tasks.items()):
             ended = task.has_ended
             try:
@@ -134,13 +135,13 @@ class WorkerLoop:
                 self._fail(id, task, f"the service does not take what was said: {refused}")
 
     def _fail(self, id: str, task: Task, why: str) -> None:
-        """End a work that the service does not take; the others go on."""
+        """End a work whose report the service does not take; the others go on."""
         with contextlib.suppress(Lost, Refused):
             task.fail(self.door, self.info.name, why)
         self._drop(id, why)
 
     def _ask_for_lengths(self, task: Task) -> None:
-        """Let the answer of a plan be planned at other lengths, if that is wanted."""
+        """Queue plans of an answer at other lengths, if they are wanted."""
         answer = task.answer
         if answer is None or not self.capacity.lengths or self._ending.is_set():
             return
@@ -152,7 +153,7 @@ class WorkerLoop:
             self._lengths.popleft().end()
 
     def _plan_lengths(self) -> None:
-        """Go on with what nobody waits for, unless a plan does."""
+        """Go on with plans at other lengths, unless another plan is being made."""
         if not self._lengths or any(task.lease.kind == "plan" for task in self._tasks.values()):
             return
         with contextlib.suppress(
@@ -199,7 +200,7 @@ class WorkerLoop:
         self._tasks[lease.id] = task
 
     def _wait_for_devices(self, why: str) -> None:
-        """Bear with another worker of our devices for as long as one that was killed is heard of.
+        """Wait while another worker has our devices, for as long as a killed one is listed.
 
         Raises:
             MachineError: it lives.
@@ -220,7 +221,7 @@ class WorkerLoop:
         return kinds
 
     def _leave(self) -> None:
-        """Ask what runs to end, and tell of it."""
+        """Ask running commands to end, and report them."""
         until = time.monotonic() + _LEAVE_S
         for task in self._tasks.values():
             task.stop(with_worker=True)
@@ -236,8 +237,7 @@ class WorkerLoop:
             self.door.leave(self.info.name)
 
     def _kept(self) -> list[str]:
-        """Return the works that have a folder here; the oldest beyond what they may take are
-        removed."""
+        """Return the works that have a folder here; remove the oldest beyond the limit of size."""
         folders = [path for path in self.root.iterdir() if (path / "work.json").is_file()]
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         taken, kept = 0, []

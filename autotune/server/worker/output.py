@@ -1,4 +1,4 @@
-"""What the command of a work says: lines of its growing files, each sent once, whole and in order,
+"""Output of the command of a work: lines of its growing files, each sent once, whole and in order,
 without the folders of this machine."""
 
 import json
@@ -13,8 +13,8 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class Shown:
-    """Takes the folder of a work, and the one that has all works, out of texts: what lies in the
-    work's folder is named from there.
+    """Removes the folder of a work, and that of all works, from texts: paths in the work's folder
+    become relative to it.
 
     Args:
         root: the folder that has a folder for each work.
@@ -33,13 +33,13 @@ class Shown:
         """Return a text, which may be JSON, as it is shown.
 
         Args:
-            inside: what stands before the names of what lies in the work's folder.
+            inside: a prefix for paths in the work's folder.
         """
         return self._places.sub(lambda found: inside if found[1] else ".", text)
 
     def file(self, content: bytes) -> bytes:
-        """Return a file that is handed out; what it names in the work's folder is no name of a
-        hub."""
+        """Return a file that is handed out; its paths in the work's folder begin with `./`, so that
+        they are no ids of a hub."""
         try:
             text = content.decode()
         except UnicodeDecodeError:
@@ -48,7 +48,7 @@ class Shown:
 
 
 class Tail:
-    """Lines of a file, from those on that are not known yet to have arrived.
+    """The lines of a file that are not known to have arrived.
 
     Args:
         source: what the service calls the file.
@@ -89,7 +89,7 @@ class Tail:
         return self._read[:AT_ONCE]
 
     def arrived(self, lines: int) -> None:
-        """So many lines of the file have arrived."""
+        """Drop the lines that have arrived, so many of the file in all."""
         self._read = self._read[lines - self._lines :]
         self._lines = lines
 

@@ -1,4 +1,4 @@
-"""One work as a command that runs: its folder, its limits of memory and time, how it ends."""
+"""The command of one work: its folder, its limits of memory and time, its end."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from autotune.server.worker.door import Door, Refused
 from autotune.server.worker.output import Shown, Tail
 
 END_S = 60.0
-"""After so long a command that was asked to end is ended."""
+"""Time for a command to end after it was asked to."""
 PLAN_NICENESS = 15
 """Plans stand back for probes, whose times count."""
 REPORT, REPORT_PAGE = "report.txt", "report.html"
@@ -27,14 +27,14 @@ _MOST_TEXT = 200_000
 
 
 class LimitedCommand:
-    """Watches a command, and ends it where it takes more than it may.
+    """A command that is ended where it takes more than it may.
 
     Args:
-        memory_bytes: what all its processes may take together; None: as they like.
-        limit_s: how long it may take; None: as long as it likes.
+        memory_bytes: limit of all its processes together; None: none.
+        limit_s: limit of its time; None: none.
 
     Attributes:
-        problem: what it took too much of, as an error; empty: nothing.
+        problem: the limit that it broke, as an error; empty: none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LimitedCommand:
         return self._command.exit_code
 
     def look(self) -> None:
-        """End what takes too much memory, what takes too long, and what does not end when asked."""
+        """End the command if it takes too much memory or time, or does not end when asked."""
         if self.exit_code is not None:
             return
         if self._memory_bytes is not None and self._command.resident_bytes > self._memory_bytes:
@@ -83,12 +83,12 @@ class LimitedCommand:
 
 
 class Task:
-    """A leased work at work.
+    """A leased work and its command.
 
     Args:
         root: the folder that has a folder for each work.
         environment: of the command, in place of the worker's.
-        memory_bytes: what all processes of a plan may take together.
+        memory_bytes: limit of all processes of a plan together.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Task:
 
     @property
     def answer(self) -> dict[str, Any] | None:
-        """Of a plan that has ended: what it says to use."""
+        """The answer of a plan that has ended."""
         result = read_json(self._record / _RESULT)
         answer = result.get("answer") if isinstance(result, dict) else None
         return answer if self.lease.kind == "plan" and isinstance(answer, dict) else None
@@ -165,7 +165,7 @@ class Task:
         self._command.end()
 
     def send(self, door: Door, name: str) -> None:
-        """Send what was said since.
+        """Send new lines of output.
 
         Raises:
             Away: the service does not answer.
@@ -180,7 +180,7 @@ class Task:
                 tail.arrived(sent)
 
     def _tails_of(self, record: Path, number: int | None = None) -> list[Tail]:
-        """Return what a command says in its record, which is of attempt `number`."""
+        """Return the output files in a record, which is that of attempt `number`."""
         shown = self._shown.text
         return [
             Tail(record / _EVENTS, "events", plain=False, shown=shown, record=number),
@@ -188,7 +188,7 @@ class Task:
         ]
 
     def _earlier_tails(self) -> list[Tail]:
-        """Return what earlier attempts said here, and a killed worker may not have sent."""
+        """Return the output files of earlier attempts, which a killed worker may not have sent."""
         numbers = range(1, self.lease.attempt)
         records = [(number, self.folder / f"attempt-{number}") for number in numbers]
         return [
@@ -196,7 +196,7 @@ class Task:
         ]
 
     def finish(self, door: Door, name: str) -> bool:
-        """Send the files that came out, and how it ended; False: its report is being made.
+        """Send its files and how it ended; False: its report is being made.
 
         Raises:
             Away: the service does not answer.
@@ -211,7 +211,7 @@ class Task:
         return True
 
     def fail(self, door: Door, name: str, why: str) -> None:
-        """End the command now, and say why.
+        """End the command now, and report why.
 
         Raises:
             Away: the service does not answer.
@@ -237,7 +237,7 @@ class Task:
         return True
 
     def _send_file(self, door: Door, name: str, file: str, content: bytes) -> None:
-        """Send a file; what is not taken is a problem of the work."""
+        """Send a file; one that is not taken becomes a problem of the work."""
         try:
             door.keep_file(name, self.lease.id, file, content)
         except Refused as refused:
