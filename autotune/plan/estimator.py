@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -29,7 +30,7 @@ from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate
-from autotune.space.settings import settings
+from autotune.space.settings import SettingsOfJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,16 @@ class Estimator:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _speeds: Speeds = field(default_factory=Speeds)
 
+    @cached_property
+    def _settings(self) -> SettingsOfJob:
+        return SettingsOfJob(self.job, self.facts)
+
     def ruled_out(self, candidates: Iterable[Candidate]) -> dict[str, Estimate]:
         """Return the estimates of those candidates that cannot fit whatever a trace would say, by
         key."""
         bounds: dict[str, Estimate] = {}
         for candidate in candidates:
-            chosen = settings(self.job, self.facts, candidate)
+            chosen = self._settings(candidate)
             bound = ruled_out(chosen, self.limit)
             if bound is not None:
                 bounds[candidate.key] = with_server(bound, chosen)
@@ -75,9 +80,7 @@ class Estimator:
         """Return what has to be traced for the candidates: for those that are not ruled out."""
         bounds = self.ruled_out(candidates)
         return variant_tasks(
-            self.job,
-            self.facts,
-            [one for one in candidates if one.key not in bounds],
+            [self._settings(one) for one in candidates if one.key not in bounds],
             rows=self.rows,
             limit=allocator_limit(self.job, self.facts, self.limit),
             cache=self.cache.traces,

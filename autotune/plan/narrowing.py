@@ -14,7 +14,6 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
-from autotune.space.settings import settings
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that no estimate hears of."""
@@ -24,7 +23,7 @@ PRECOMPUTED = "precompute_ref_log_probs"
 
 def planned_space(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     """Return the candidates of a job that an estimate may prefer."""
-    return _preferred_space(bind(narrowed(definition, job, facts), job, facts), job, facts)
+    return _preferred_space(bind(narrowed(definition, job, facts), job, facts))
 
 
 def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefinition:
@@ -56,30 +55,30 @@ def _liger_is_traced(job: Job, facts: Facts) -> bool:
     return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
 
 
-def _preferred_space(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
+def _preferred_space(space: SearchSpace) -> SearchSpace:
     """Return the space without candidates that no estimate prefers to their like."""
-    return _with_precomputed_reference(_with_one_kernel(space, facts), job, facts)
+    return _with_precomputed_reference(_with_one_kernel(space))
 
 
-def _with_precomputed_reference(space: SearchSpace, job: Job, facts: Facts) -> SearchSpace:
+def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
     """Return where the data are gone over at least once, what the reference says of them is
     computed beforehand: as many passes or fewer, and nothing of it beside the training."""
-    if PRECOMPUTED in named_knobs(job):
+    if PRECOMPUTED in named_knobs(space.job):
         return space
     alike = {apart_from(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
 
     def is_preferred(candidate: Candidate) -> bool:
         if candidate.values.get(PRECOMPUTED) or apart_from(candidate, PRECOMPUTED) not in alike:
             return True
-        chosen = settings(job, facts, candidate)
+        chosen = space.settings(candidate)
         rows = candidate.global_batch * chosen.processes
-        return passes(chosen.config, rows, facts.data.rows) < 1
+        return passes(chosen.config, rows, space.facts.data.rows) < 1
 
     candidates = tuple(filter(is_preferred, space.candidates))
     return dataclasses.replace(space, candidates=candidates, stack_default=space.default())
 
 
-def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
+def _with_one_kernel(space: SearchSpace) -> SearchSpace:
     """Return the space with one kernel of attention.
 
     Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
@@ -87,14 +86,14 @@ def _with_one_kernel(space: SearchSpace, facts: Facts) -> SearchSpace:
     micro-batch of one row: `without_flash`. It is traced with the others, which is no trace more.)
     """
     free = {knob.name for knob in space.free_knobs}
-    if ATTENTION not in free or not facts.model.sdpa:
+    if ATTENTION not in free or not space.facts.model.sdpa:
         return space
     padding = (PADDING_FREE, SAMPLING)
     flat = {apart_from(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
 
     def is_preferred(candidate: Candidate) -> bool:
         flash = str(candidate.values.get(ATTENTION)).startswith("flash")
-        if not facts.data.ragged:
+        if not space.facts.data.ragged:
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
         return flash and not (padded and apart_from(candidate, *padding) in flat)

@@ -22,7 +22,7 @@ from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
 from autotune.space.cudnn_attention import CUDNN_LAST, USUAL_TORCH
 from autotune.space.knobs import Candidate
-from autotune.space.settings import Settings, settings
+from autotune.space.settings import Settings
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
 
@@ -64,9 +64,7 @@ class VariantTask:
 
 
 def variant_tasks(
-    job: Job,
-    facts: Facts,
-    candidates: Iterable[Candidate],
+    candidates: Iterable[Settings],
     *,
     rows: Path,
     limit: int,
@@ -80,12 +78,9 @@ def variant_tasks(
         shared: folder for what the traces of a plan share; None: they share nothing.
     """
     groups: dict[tuple[object, ...], list[_Traced]] = {}
-    fused = facts.stack.fused_head
-    liger = liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
-    for candidate in candidates:
-        candidate_settings = settings(job, facts, candidate)
+    for candidate_settings in candidates:
         config, optim = traced_optimizer(candidate_settings.config)
-        traced = traced_config(config, liger=liger)
+        traced = traced_config(config, liger=_liger_is_traced(candidate_settings))
         point = _point(candidate_settings, optim)
         group = _trace_group(candidate_settings, point)
         without_cudnn = CUDNN_LAST in candidate_settings.environment
@@ -93,6 +88,12 @@ def variant_tasks(
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     paths = _Paths(rows=rows, cache=cache, shared=shared)
     return [_task(group, paths, limit) for group in groups.values()]
+
+
+def _liger_is_traced(candidate_settings: Settings) -> bool:
+    facts = candidate_settings.facts
+    fused = facts.stack.fused_head
+    return liger_is_traced(candidate_settings.job.method, facts.model.model_type, fused_head=fused)
 
 
 def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:

@@ -32,7 +32,6 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
-from autotune.space.settings import settings
 
 ESTIMATING = 0.5
 """Of the time that the survey leaves of a total budget so much may go into estimates (once what it
@@ -206,7 +205,7 @@ class Session(SearchSession):
 
     def work(self, candidate: Candidate) -> Work:
         """Return how much the job trains, by the settings of a candidate."""
-        return work_of(settings(self.job, self.facts, candidate).config)
+        return work_of(self.space.settings(candidate).config)
 
     def verification_s(self, ranked: Ranked) -> float:
         """Return what it takes to launch a bundle for a few steps."""

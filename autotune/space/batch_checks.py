@@ -17,6 +17,7 @@ from autotune.space.batch import (
     nearest_values,
     update_problem,
 )
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     ACCUMULATION,
     GENERATION_BATCH,
@@ -27,10 +28,10 @@ from autotune.space.knobs import (
     ROLLOUT_CHUNK,
 )
 from autotune.space.sharding.hpz import groups_problem
-from autotune.space.sharding.processes import process_counts, processes_problem, undivided
+from autotune.space.sharding.processes import processes_problem, undivided
 
 
-def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
+def batch_problems(shape: JobShape, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
     """Return everything that is wrong with the batches of a job, each once.
 
     Args:
@@ -39,21 +40,23 @@ def batch_problems(job: Job, lengths: Iterable[Any], groups: Iterable[Any]) -> l
             generated.
     """
     lengths, problems = list(lengths), dict[Problem, None]()
+    job = shape.job
     for batch, length, group in itertools.product(job.batches, lengths, groups):
-        batch_job = job.with_batch(batch)
-        problem = batch_problem(batch_job, length) or group_problem(batch_job, length, group)
-        problem = problem or update_batch_problem(batch_job, length)
+        of_batch = JobShape.of(job.with_batch(batch))
+        problem = batch_problem(of_batch, length) or group_problem(of_batch, length, group)
+        problem = problem or update_batch_problem(of_batch, length)
         if problem is not None:
             problems[problem] = None
     if not problems and METHODS[job.method].value_model:
-        whitening = whitening_problem(job, lengths)
+        whitening = whitening_problem(shape, lengths)
         return [] if whitening is None else [whitening]
     return list(problems)
 
 
-def batch_problem(job: Job, max_length: Any) -> Problem | None:
+def batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
     """Return why the global batch cannot be exact at this length, with the nearest values that
     can."""
+    job = shape.job
     sequences = job.batch_sequences(max_length)
     where = "global_batch_size"
     if sequences is None:
@@ -66,8 +69,8 @@ def batch_problem(job: Job, max_length: Any) -> Problem | None:
             what=f"{tokens} tokens is not a multiple of max_length ({max_length})",
             hint=f"the nearest are {nearest}",
         )
-    counts = process_counts(job)
-    problem = processes_problem(job) or undivided(sequences, job) or groups_problem(job)
+    counts = shape.process_counts
+    problem = processes_problem(shape) or undivided(sequences, shape) or groups_problem(shape)
     if problem is not None:
         return problem
     valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})
@@ -107,17 +110,17 @@ def _process_target(sequences: int, counts: Sequence[int]) -> str:
     return f"{shares} ({target})"
 
 
-def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
+def group_problem(shape: JobShape, max_length: Any, group: Any) -> Problem | None:
     """Return the same of the groups of completions, where a batch can be exact but for them."""
-    if group == 1 and GROUP not in job.fixed and GROUP not in job.recipe:
+    if group == 1 and not shape.pinned_or_listed(GROUP):
         return None
-    sequences = job.batch_sequences(max_length) or 0
-    where = GROUP if GROUP in job.fixed or GROUP in job.recipe else GLOBAL_BATCH
+    sequences = shape.job.batch_sequences(max_length) or 0
+    where = GROUP if shape.pinned_or_listed(GROUP) else GLOBAL_BATCH
     if not isinstance(group, int) or group < 2:
         what = f"must be at least 2, but got {group}: completions of a prompt are compared"
         return Problem(where=GROUP, what=what, hint="generate at least 2 completions of a prompt")
     if sequences % group:
-        multiple = math.lcm(group, max(process_counts(job)))
+        multiple = math.lcm(group, max(shape.process_counts))
         smaller = sequences // multiple * multiple
         batches = " or ".join(str(n) for n in (smaller, smaller + multiple) if n)
         sizes = nearest_values(group, [n for n in divisors(sequences) if n > 1])
@@ -128,12 +131,13 @@ def group_problem(job: Job, max_length: Any, group: Any) -> Problem | None:
             what=f"{sequences} completions cannot be split into groups of {group}",
             hint=f"{hint}; the nearest {GROUP}: {nearest}" if sizes else hint,
         )
-    return _generation_problem(job, sequences, group)
+    return _generation_problem(shape, sequences, group)
 
 
-def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
+def update_batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
     """Return a pinned or listed division of PPO's completions."""
-    local = (job.batch_sequences(max_length) or 0) // max(process_counts(job))
+    job = shape.job
+    local = (job.batch_sequences(max_length) or 0) // max(shape.process_counts)
     micro = job.fixed.get(MICRO_BATCH)
     steps = local // micro if isinstance(micro, int) else local
 
@@ -155,8 +159,9 @@ def update_batch_problem(job: Job, max_length: Any) -> Problem | None:
     return None
 
 
-def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
+def whitening_problem(shape: JobShape, lengths: Iterable[Any]) -> Problem | None:
     """Return where PPO is to whiten rewards: mini-batches that are all too small for it."""
+    job = shape.job
     if not job.training.get("whiten_rewards"):
         return None
     minis = [n for n in _requested_values(job, MINI_BATCHES, (1,)) if isinstance(n, int) and n > 0]
@@ -164,7 +169,7 @@ def whitening_problem(job: Job, lengths: Iterable[Any]) -> Problem | None:
         job.with_batch(batch).batch_sequences(length)
         for batch, length in itertools.product(job.batches, lengths)
     ]
-    count = max(process_counts(job))
+    count = max(shape.process_counts)
     local = max((size // count for size in sizes if size), default=0)
     parts = min(minis, default=1)
     if not local or local // parts >= WHITENED:
@@ -194,13 +199,14 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _generation_problem(job: Job, sequences: int, group: int) -> Problem | None:
+def _generation_problem(shape: JobShape, sequences: int, group: int) -> Problem | None:
     """Return a pinned number of completions that are generated together."""
+    job = shape.job
     generation_batch = job.fixed.get(GENERATION_BATCH)
     if not isinstance(generation_batch, int):
         return None
     micro = job.fixed.get(MICRO_BATCH)
-    per_step = (micro if isinstance(micro, int) else 1) * max(process_counts(job))
+    per_step = (micro if isinstance(micro, int) else 1) * max(shape.process_counts)
 
     def problem(number: int) -> str | None:
         return generation_problem(number, global_batch=sequences, per_step=per_step, group=group)

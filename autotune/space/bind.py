@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import Problem, UserError
@@ -15,6 +15,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.derived_values import Bound, derived_values
 from autotune.space.enumeration import Enumeration
 from autotune.space.infeasible import nothing_left
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     GENERATION_BATCH,
     GROUP,
@@ -29,7 +30,7 @@ from autotune.space.notes import space_notes
 from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
 from autotune.space.precision import resolve_precision
-from autotune.space.sharding.processes import may_be_sharded
+from autotune.space.settings import SettingsOfJob
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
@@ -48,13 +49,22 @@ class Exclusion:
 class SearchSpace:
     """Every feasible candidate of a job, in a stable order."""
 
+    shape: JobShape
+    facts: Facts
     knobs: tuple[BoundKnob, ...]
     candidates: tuple[Candidate, ...]
     exclusions: tuple[Exclusion, ...]
+    settings: SettingsOfJob = field(compare=False, repr=False)
+    """What the stack is told to train a candidate of the job."""
     notes: tuple[str, ...] = ()
     """What the user should know of every candidate."""
     stack_default: Candidate | None = None
     """The candidate closest to the stack's defaults, where the candidates may lack it."""
+
+    @property
+    def job(self) -> Job:
+        """The job whose space this is."""
+        return self.shape.job
 
     @property
     def free_knobs(self) -> tuple[BoundKnob, ...]:
@@ -86,16 +96,16 @@ class SearchSpace:
         return min(self.candidates, key=lambda candidate: candidate.distance(values))
 
 
-def space_facts(job: Job, facts: Facts) -> dict[str, Any]:
+def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
     """Return the facts that rules may ask for, by name."""
     return {
-        "job.tuning": job.tuning,
-        "job.precision": resolve_precision(job, facts.device)[0],
-        "job.spreads": may_be_sharded(job),
+        "job.tuning": shape.job.tuning,
+        "job.precision": resolve_precision(shape.job, facts.device)[0],
+        "job.spreads": shape.may_be_sharded,
         "device.kind": facts.device.kind,
         "device.maker": facts.device.maker,
-        "device.count": job.devices.total,
-        "device.nodes": job.devices.nodes,
+        "device.count": shape.devices,
+        "device.nodes": shape.job.devices.nodes,
         "model.sdpa": facts.model.sdpa,
         "model.flash_attention": facts.model.flash_attention,
         "data.rows": facts.data.rows,
@@ -113,20 +123,21 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
     """
     _check_sharing(definition, job)
-    fixed_facts = space_facts(job, facts)
+    shape = JobShape.of(job)
+    fixed_facts = space_facts(shape, facts)
     knobs: list[BoundKnob] = []
     for knob in definition.knobs:
         # What knobs have one value only is known as well as any fact.
         context = {**fixed_facts, **{k.name: k.values[0] for k in knobs if len(k.values) == 1}}
         if all(condition_holds(c, context.get(n), context) for n, c in knob.only_if.items()):
-            knobs.append(_bind_knob(knob, job, facts, {k.name: k.values for k in knobs}))
-    _check_batch(knobs, job)
+            knobs.append(_bind_knob(knob, shape, facts, {k.name: k.values for k in knobs}))
+    _check_batch(knobs, shape)
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
     defaults = {knob.name: knob.default for knob in knobs}
     written = (rule.with_defaults(defaults) for rule in definition.rules)
     rules = (*written, *package_rules(facts))
-    enumeration = Enumeration(knobs, rules, fixed_facts, job, facts)
+    enumeration = Enumeration(knobs, rules, fixed_facts, shape, facts, positions)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(
         Exclusion(reason=reason, count=count) for reason, count in enumeration.excluded.items()
@@ -136,10 +147,13 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         reasons = [exclusion.reason for exclusion in exclusions]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
     return SearchSpace(
+        shape=shape,
+        facts=facts,
         knobs=tuple(_feasible_values(knob, candidates) for knob in knobs),
         candidates=candidates,
         exclusions=exclusions,
-        notes=space_notes(job, facts, positions, [candidate.values for candidate in candidates]),
+        settings=SettingsOfJob(job, facts),
+        notes=space_notes(shape, facts, positions, [candidate.values for candidate in candidates]),
     )
 
 
@@ -150,10 +164,10 @@ def _feasible_values(knob: BoundKnob, candidates: tuple[Candidate, ...]) -> Boun
     return dataclasses.replace(knob, values=tuple(values), default=default)
 
 
-def _bind_knob(knob: Knob, job: Job, facts: Facts, bound_values: Bound) -> BoundKnob:
-    by_device = isinstance(knob.values, dict)
+def _bind_knob(knob: Knob, shape: JobShape, facts: Facts, bound_values: Bound) -> BoundKnob:
+    job, by_device = shape.job, isinstance(knob.values, dict)
     word: Any = knob.values[facts.device.kind] if by_device else knob.values
-    values = derived_values(knob.name, word, job, facts, bound_values)
+    values = derived_values(knob.name, word, shape, facts, bound_values)
     default = values[0] if knob.default is None and values else knob.default
     if knob.name in job.fixed:
         values = [job.fixed[knob.name]]
@@ -188,12 +202,11 @@ def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
     )
 
 
-def _check_batch(knobs: list[BoundKnob], job: Job) -> None:
+def _check_batch(knobs: list[BoundKnob], shape: JobShape) -> None:
     """A batch that cannot be exact is refused here."""
     values = {knob.name: knob.values for knob in knobs}
-    problems = batch_problems(
-        job, values.get("max_length", (job.max_length,)), values.get(GROUP, (1,))
-    )
+    lengths = values.get("max_length", (shape.job.max_length,))
+    problems = batch_problems(shape, lengths, values.get(GROUP, (1,)))
     if problems:
         raise UserError(*problems)
 

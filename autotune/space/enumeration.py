@@ -9,9 +9,10 @@ from math import prod
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.job.job import Job, KnobValue
+from autotune.job.job import KnobValue
 from autotune.space.batch import accumulation
 from autotune.space.completion_checks import completions_problem
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     ACCUMULATION,
     GLOBAL_BATCH,
@@ -23,7 +24,6 @@ from autotune.space.knobs import (
 )
 from autotune.space.position_checks import Positions
 from autotune.space.sharding.hpz import group_problem
-from autotune.space.sharding.processes import processes_of
 from autotune.space.vllm.colocated import share_problem
 from autotune.space.vllm.server import division_problem
 
@@ -45,13 +45,13 @@ class Enumeration:
         knobs: Sequence[BoundKnob],
         rules: Sequence[Rule],
         fixed_facts: Mapping[str, Any],
-        job: Job,
+        shape: JobShape,
         facts: Facts,
+        positions: Positions,
     ):
         self._names = [knob.name for knob in knobs]
         self._knobs = [knob for knob in knobs if len(knob.values) != 1]
-        self._fixed_facts, self._job, self._facts = dict(fixed_facts), job, facts
-        self._positions = Positions.of(job, facts)
+        self._shape, self._facts, self._positions = shape, facts, positions
         self.excluded: dict[str, int] = {}
         single_values = {knob.name: knob.values[0] for knob in knobs if len(knob.values) == 1}
         self._known: dict[str, Any] = {**fixed_facts, **single_values}
@@ -102,15 +102,14 @@ class Enumeration:
             yield from self._descend(depth + 1, context)
 
     def _complete(self, values: dict[str, KnobValue]) -> Iterator[Candidate]:
-        length, micro = values.get("max_length", self._job.max_length), values[MICRO_BATCH]
+        shape, job = self._shape, self._shape.job
+        length, micro = values.get("max_length", job.max_length), values[MICRO_BATCH]
         assert length is None or isinstance(length, int)
         assert isinstance(micro, int)
-        batch = values.get(GLOBAL_BATCH, self._job.global_batch_size)
-        sequences = self._job.with_batch(batch).batch_sequences(length)
-        count = (
-            accumulation(sequences, processes_of(values, self._job), micro) if sequences else None
-        )
-        pinned = self._job.fixed.get(ACCUMULATION)
+        batch = values.get(GLOBAL_BATCH, job.global_batch_size)
+        sequences = job.with_batch(batch).batch_sequences(length)
+        count = accumulation(sequences, shape.processes(values), micro) if sequences else None
+        pinned = job.fixed.get(ACCUMULATION)
         if count is None:
             uneven = "the micro-batch does not divide the global batch exactly"
             self._exclude(uneven, len(self._knobs))
@@ -118,10 +117,10 @@ class Enumeration:
             self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
         elif (
             reason := self._positions.problem(values)
-            or completions_problem(self._job, self._fixed_facts, values, sequences or 0)
-            or division_problem(self._job, self._facts, values)
-            or share_problem(self._job, self._facts, values)
-            or group_problem(self._job, values)
+            or completions_problem(shape, self._facts.data.rows, values, sequences or 0)
+            or division_problem(shape, self._facts, values)
+            or share_problem(shape, self._facts, values)
+            or group_problem(shape, values)
         ) is not None:
             self._exclude(reason, len(self._knobs))
         else:

@@ -56,7 +56,7 @@ def scaling(job: Job, candidate: Candidate) -> Scaling | None:
     own."""
     length = candidate.values.get("max_length", job.max_length)
     reference = job.batch_sequences(length if isinstance(length, int) else None)
-    batch = rows_of_step(candidate, job)
+    batch = rows_of_step(candidate, job.devices.total)
     if reference is None or reference == batch:
         return None
     job_rate = job.training.get("learning_rate")

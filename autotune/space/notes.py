@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import SEGMENTS
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import unquantised_note
@@ -12,17 +13,17 @@ from autotune.space.vllm.server import division_note
 
 
 def space_notes(
-    job: Job, facts: Facts, positions: Positions, candidates: Sequence[Mapping[str, Any]]
+    shape: JobShape, facts: Facts, positions: Positions, candidates: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
     """Return the sentences, without full stops."""
     notes = (
         _maker_note(facts),
         positions.note(candidates),
-        division_note(job, facts),
-        unquantised_note(job, facts, candidates),
+        division_note(shape, facts),
+        unquantised_note(shape.job, facts, candidates),
         _shape_note(facts),
         _segments_note(candidates),
-        code_note(job),
+        code_note(shape.job),
     )
     return tuple(note for note in notes if note is not None)
 

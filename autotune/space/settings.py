@@ -76,6 +76,21 @@ class Settings:
         return vllm_share(self.config, self.facts.device.total_bytes)
 
 
+class SettingsOfJob:
+    """The settings of a job's candidates, each worked out once."""
+
+    def __init__(self, job: Job, facts: Facts) -> None:
+        self._job, self._facts = job, facts
+        self._known: dict[tuple[str, str], Settings] = {}
+
+    def __call__(self, candidate: Candidate, output_dir: str = "out") -> Settings:
+        """Return what the stack has to be told to train this candidate."""
+        key = (candidate.key, output_dir)
+        if key not in self._known:
+            self._known[key] = settings(self._job, self._facts, candidate, output_dir)
+        return self._known[key]
+
+
 def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "out") -> Settings:
     """Return what the stack has to be told to train this candidate."""
     fields = frozenset(facts.stack.training_fields)

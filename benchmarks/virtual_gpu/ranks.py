@@ -32,6 +32,7 @@ from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
+from autotune.space.settings import settings  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.run import add  # noqa: E402
@@ -126,7 +127,9 @@ def compare(case: Row, server: ChildServer, folder: Path, known: Row | None) -> 
             said = f"{found.outcome}: {found.reason} {(found.failure or {}).get('trace', '')}"
             return {"failure": said[-1000:]}
         known = {**_figures(found), "knobs": dict(candidate.values)}
-    (task,) = variant_tasks(job, facts, [candidate], rows=run.rows, limit=NO_LIMIT, cache=None)
+    (task,) = variant_tasks(
+        [settings(job, facts, candidate)], rows=run.rows, limit=NO_LIMIT, cache=None
+    )
     budget = TraceBudget(limit=NO_LIMIT, ceilings=None, effort=EVERY)
     replies = answered([task], budget, server, folder / "traces", Progress())
     plan = estimates_of([task], replies, NO_LIMIT)[candidate.key]

@@ -36,6 +36,7 @@ from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
+from autotune.space.settings import settings  # noqa: E402
 from benchmarks.command import done_in  # noqa: E402
 from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.cases import Case, drawn  # noqa: E402
@@ -79,7 +80,10 @@ class Bound:
     def planned(self, server: ChildServer, limit: int, cache: Path) -> Row:
         """What the plan says. Bytes."""
         (task,) = variant_tasks(
-            self.job, self.facts, [self.candidate], rows=self.run.rows, limit=limit, cache=cache
+            [settings(self.job, self.facts, self.candidate)],
+            rows=self.run.rows,
+            limit=limit,
+            cache=cache,
         )
         began = time.monotonic()
         (reply,) = traced_in_children([task], server, self.run.path / f"traces-{limit}", Progress())

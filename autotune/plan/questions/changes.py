@@ -12,6 +12,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.questions.ppo_to_grpo import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
 from autotune.probe.protocol import Measurement
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     ACCUMULATION,
     COMPLETION,
@@ -22,7 +23,6 @@ from autotune.space.knobs import (
     RESPONSE,
     Candidate,
 )
-from autotune.space.sharding.processes import process_counts
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
     DISTRIBUTED_TYPE,
@@ -162,7 +162,7 @@ def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
     """Yield half as many that are kept at once: of an update, or of a prompt."""
     batch, group = job.global_batch_size, nearest.values.get(GROUP)
-    halves = isinstance(batch, int) and batch % (2 * max(process_counts(job))) == 0
+    halves = isinstance(batch, int) and batch % (2 * max(JobShape.of(job).process_counts)) == 0
     if METHODS[job.method].value_model and isinstance(batch, int) and halves:
         fewer = job.with_batch(batch // 2)
         text = f"`{GLOBAL_BATCH}: {batch // 2}`"

@@ -11,8 +11,8 @@ from autotune.plan.plan import Plan, plan
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import Effort
 from autotune.space.definition import SpaceDefinition
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import NUM_PROCESSES
-from autotune.space.sharding.processes import shares_with_server
 from autotune.space.sharding.sharding import (
     OPTIMIZER_OFFLOAD,
     PARAM_OFFLOAD,
@@ -96,7 +96,7 @@ def fewest(
 def served(job: Job) -> bool:
     """True if a vLLM server needs one of the devices for itself."""
     two = job.model_copy(update={"devices": job.devices.model_copy(update={"count": 2})})
-    return shares_with_server(two)
+    return JobShape.of(two).shares_with_server
 
 
 def _tried(

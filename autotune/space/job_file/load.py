@@ -26,6 +26,7 @@ from autotune.space.job_file.positions import Positions, field_positions, line_p
 from autotune.space.job_file.problems import UNKNOWN, as_yaml, details_by_path, explain, shown
 from autotune.space.job_file.training_values import is_plain, wrong_value
 from autotune.space.job_file.unused_pins import pin_problems
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 
 _MOST_EXPLAINED = 200
@@ -282,7 +283,7 @@ class _Loading(Draft):
         knob = definition.knob(GROUP)
         groups = job.recipe.get(GROUP) or [job.fixed.get(GROUP, knob.default if knob else 1)]
         lengths = job.recipe.get("max_length", [job.max_length])
-        for problem in batch_problems(job, lengths, groups):
+        for problem in batch_problems(JobShape.of(job), lengths, groups):
             section = next((s for s in ("fixed", "recipe") if problem.where in getattr(job, s)), "")
             path = (section, problem.where) if section else (problem.where,)
             self._report(path, problem.what, problem.hint)

@@ -6,8 +6,8 @@ from typing import Any
 from autotune.job.job import Job
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.problems import as_yaml
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import Knob, condition_holds
-from autotune.space.sharding.processes import may_be_sharded
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
     DISTRIBUTED_TYPE,
@@ -83,7 +83,7 @@ def _lacking_condition(knob: Knob, context: dict[str, Any]) -> str | None:
 
 def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | None:
     """Return what a field of DeepSpeed's needs where the job never comes to use it."""
-    is_sharded = may_be_sharded(job)
+    is_sharded = JobShape.of(job).may_be_sharded
     if name not in _OFFLOADS:
         return None if is_sharded else _pin(DISTRIBUTED_TYPE, DEEPSPEED)
     places, stage, place = _OFFLOADS[name]

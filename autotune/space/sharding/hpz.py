@@ -16,24 +16,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import Problem
-from autotune.job.job import Job
 from autotune.space.batch import divisors
+from autotune.space.job_shape import JobShape
 from autotune.space.reference_model import has_reference
-from autotune.space.sharding.processes import process_counts, processes_of
 from autotune.space.sharding.sharding import HPZ
 
 
-def group_sizes(job: Job) -> list[int]:
+def group_sizes(shape: JobShape) -> list[int]:
     """1, which is none; where there are several machines, also the processes of one."""
-    nodes = job.devices.nodes
-    counts = {count // nodes for count in process_counts(job) if count % nodes == 0}
+    nodes = shape.job.devices.nodes
+    counts = {count // nodes for count in shape.process_counts if count % nodes == 0}
     return [1, *sorted(counts - {1})] if nodes > 1 else [1]
 
 
-def groups_problem(job: Job) -> Problem | None:
+def groups_problem(shape: JobShape) -> Problem | None:
     """Return a size that was asked for, which divides no number of processes of the job."""
-    sizes = job.recipe.get(HPZ, [job.fixed.get(HPZ, 1)])
-    counts = process_counts(job)
+    sizes = shape.job.recipe.get(HPZ, [shape.job.fixed.get(HPZ, 1)])
+    counts = shape.process_counts
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             continue  # the loader speaks of it
@@ -49,9 +48,9 @@ def groups_problem(job: Job) -> Problem | None:
     return None
 
 
-def group_problem(job: Job, values: Mapping[str, Any]) -> str | None:
+def group_problem(shape: JobShape, values: Mapping[str, Any]) -> str | None:
     """Return why a candidate's weights cannot be held once more as it says; None: they can."""
-    size, count = values.get(HPZ, 1), processes_of(values, job)
+    job, size, count = shape.job, values.get(HPZ, 1), shape.processes(values)
     if size == 1:
         return None
     if not _divides(size, count):

@@ -20,6 +20,7 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     COMPLETION,
     GENERATION_BATCH,
@@ -29,7 +30,6 @@ from autotune.space.knobs import (
     VLLM_SERVER,
     VLLM_SHARE,
 )
-from autotune.space.sharding.processes import processes_of
 from autotune.space.vllm.memory import VllmShare
 
 USE, MODE, SLEEP = USE_VLLM, VLLM_MODE, "vllm_enable_sleep_mode"
@@ -145,14 +145,14 @@ def vllm_fields(job: Job, config: Mapping[str, Any], facts: Facts) -> dict[str, 
     return {} if length is None else {MAX_LENGTH: length}
 
 
-def share_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
+def share_problem(shape: JobShape, facts: Facts, values: Mapping[str, Any]) -> str | None:
     """Return why a candidate's share cannot be; None: it can, or there is none."""
     if VLLM_SHARE not in values or values.get(MODE) == SERVER:
         return None
-    share, completion = values[VLLM_SHARE], values[COMPLETION]
+    job, share, completion = shape.job, values[VLLM_SHARE], values[COMPLETION]
     size = values.get(TENSOR_PARALLEL) or 1
     if VLLM_SHARE not in job.fixed:
-        sequences = values[GENERATION_BATCH] // processes_of(values, job)
+        sequences = values[GENERATION_BATCH] // shape.processes(values)
         smallest_share = needed_share(job, facts, max(sequences, 1), completion, size)
         if share != (TRL_SHARE if smallest_share is None else smallest_share):
             return "vLLM gets as much memory as the completions of a generation need"

@@ -21,6 +21,7 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     COMPLETION,
     GENERATION_BATCH,
@@ -28,12 +29,7 @@ from autotune.space.knobs import (
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
-from autotune.space.sharding.processes import (
-    process_counts,
-    processes_of,
-    server_devices,
-    shares_with_server,
-)
+from autotune.space.sharding.processes import server_devices
 from autotune.space.vllm.colocated import (
     MODE,
     SERVER,
@@ -51,12 +47,12 @@ SERVER_SHARE = 0.9
 PROFILED_TOKENS = 8192
 
 
-def searched_sizes(job: Job, facts: Facts) -> list[int]:
+def searched_sizes(shape: JobShape, facts: Facts) -> list[int]:
     """Return the tensor-parallel sizes that a job's vLLM may have: colocated 1, others by
     request."""
-    if job.fixed.get(MODE) != SERVER:
+    if shape.job.fixed.get(MODE) != SERVER:
         return [1]
-    return sizes(facts.model, job.devices.total - min(process_counts(job)))
+    return sizes(facts.model, shape.devices - min(shape.process_counts))
 
 
 def sizes(model: ModelFacts, limit: int) -> list[int]:
@@ -79,12 +75,12 @@ def size_problem(model: ModelFacts, size: int) -> str | None:
     return None
 
 
-def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str | None:
+def division_problem(shape: JobShape, facts: Facts, values: Mapping[str, Any]) -> str | None:
     """Return why a candidate's devices and model cannot be divided as it says; None: they can."""
     size = values.get(TENSOR_PARALLEL)
     if not size:
         return None
-    processes, total = processes_of(values, job), job.devices.total
+    processes, total = shape.processes(values), shape.devices
     if values.get(MODE) != SERVER and processes % size:
         return f"{processes} processes cannot be split into vLLM's groups of {size}"
     if server_devices(values) and processes + size > total:
@@ -92,20 +88,18 @@ def division_problem(job: Job, facts: Facts, values: Mapping[str, Any]) -> str |
     return size_problem(facts.model, size)
 
 
-def division_note(job: Job, facts: Facts) -> str | None:
+def division_note(shape: JobShape, facts: Facts) -> str | None:
     """Return why some ways to divide the devices between training and a server are no
     candidates."""
-    total = job.devices.total
-    if not shares_with_server(job):
+    total, counts = shape.devices, shape.process_counts
+    if not shape.shares_with_server:
         return None
     reasons = [f"{total} processes would leave the server none"]
-    counts = process_counts(job)
-    requested = NUM_PROCESSES in job.fixed or NUM_PROCESSES in job.recipe
     counts_left = [n for n in range(total - 1, 0, -1) if n not in counts]
-    if counts_left and not requested:
+    if counts_left and not shape.pinned_or_listed(NUM_PROCESSES):
         reasons.append(f"{', '.join(map(str, counts_left))} cannot share the global batch equally")
     powers = [2**n for n in range(1, total.bit_length()) if 2**n <= total - min(counts)]
-    if TENSOR_PARALLEL not in job.fixed:
+    if TENSOR_PARALLEL not in shape.job.fixed:
         reasons += [
             reason for size in powers if (reason := size_problem(facts.model, size)) is not None
         ]

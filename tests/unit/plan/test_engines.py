@@ -46,7 +46,12 @@ POINT = PointReply(
 @cache
 def tasks():
     space = make_space(JOB, FACTS)
-    return variant_tasks(JOB, FACTS, space.candidates, rows=Path("rows"), limit=2**36, cache=None)
+    return variant_tasks(
+        [space.settings(one) for one in space.candidates],
+        rows=Path("rows"),
+        limit=2**36,
+        cache=None,
+    )
 
 
 SHAPES = [ShapeWork(rows=1, length=8, masked=False, flat=False, work=[])]

@@ -37,9 +37,11 @@ class SilentServer:
 
 def tasks(folder: Path) -> list:
     job, facts = make_job(), make_facts()
-    space = bind(load_definition("sft", None), job, facts)
     facts = replace(facts, model=replace(facts.model, path=str(folder)))
-    return variant_tasks(job, facts, space.candidates[:8], rows=folder, limit=2**34, cache=None)
+    space = bind(load_definition("sft", None), job, facts)
+    return variant_tasks(
+        [space.settings(one) for one in space.candidates[:8]], rows=folder, limit=2**34, cache=None
+    )
 
 
 def test_a_child_that_dies_leaves_its_path_to_the_formula(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from tests.unit.builders import make_facts, make_job
 
 def tasks_of(method: str, folder: Path, **fields: object) -> list[VariantTask]:
     job, facts = make_job(method=method, **fields), make_facts()
-    space = bind(load_definition(method, None), job, facts)
     facts = replace(facts, model=replace(facts.model, path=str(folder)))
-    return variant_tasks(job, facts, space.candidates, rows=folder, limit=2**34, cache=None)
+    space = bind(load_definition(method, None), job, facts)
+    return variant_tasks(
+        [space.settings(one) for one in space.candidates], rows=folder, limit=2**34, cache=None
+    )
 
 
 def test_each_size_of_a_generation_is_a_task_of_its_own(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from autotune.plan.candidates import estimates_of
 from autotune.plan.variants import variant_tasks
 from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
 from autotune.search.record import Record
+from autotune.space.settings import settings
 from tests.unit.builders import GIB, bad, make_candidate, make_facts, make_job, ok
 
 LIMIT = 20 * GIB
@@ -193,7 +194,9 @@ def test_several_gpus_have_channels_between_them():
 
 
 def tasks_of(job, facts, candidates, tmp_path):
-    return variant_tasks(job, facts, candidates, rows=tmp_path, limit=LIMIT, cache=None)
+    return variant_tasks(
+        [settings(job, facts, one) for one in candidates], rows=tmp_path, limit=LIMIT, cache=None
+    )
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])

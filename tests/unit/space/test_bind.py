@@ -9,6 +9,7 @@ import pytest
 from autotune.errors import UserError
 from autotune.space.bind import bind, space_facts
 from autotune.space.definition import load_definition, parse_definition
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import MICRO_BATCH, from_knobs
 from tests.unit.builders import make_facts, make_job, make_space, shipped
 
@@ -56,7 +57,7 @@ def case(request):
 
 def every_combination(job, facts):
     """The product of the values asked for, before any rule."""
-    machine_facts = space_facts(job, facts)
+    machine_facts = space_facts(JobShape.of(job), facts)
     axes = {}
     for knob in shipped().knobs:
         allowed_bytes = [(n, v if isinstance(v, list) else [v]) for n, v in knob.only_if.items()]
@@ -88,7 +89,7 @@ def every_combination(job, facts):
 def test_the_candidates_are_the_product_less_what_rules_forbid(case):
     job, facts = case
     rules = shipped().rules
-    machine_facts = space_facts(job, facts)
+    machine_facts = space_facts(JobShape.of(job), facts)
     expected = []
     for values in every_combination(job, facts):
         job_of_batch = job.with_batch(values["global_batch_size"])

@@ -11,6 +11,7 @@ from autotune.space.batch import divisors, generation_batches, generation_proble
 from autotune.space.batch_checks import batch_problems
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import GENERATION_BATCH, GROUP, MICRO_BATCH
 from autotune.space.settings import settings
 from tests.unit.builders import make_facts, make_job
@@ -134,7 +135,7 @@ def test_a_space_of_ones_own_has_the_knobs_of_generation(folder):
 
 
 def test_groups_do_not_concern_who_generates_nothing():
-    assert batch_problems(make_job(), [1024], [1]) == []
+    assert batch_problems(JobShape.of(make_job()), [1024], [1]) == []
 
 
 @pytest.mark.parametrize(

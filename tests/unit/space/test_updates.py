@@ -13,6 +13,7 @@ from autotune.space.batch import divisors, quarters, update_problem
 from autotune.space.batch_checks import batch_problems
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
+from autotune.space.job_shape import JobShape
 from autotune.space.knobs import GLOBAL_BATCH, MICRO_BATCH, MINI_BATCHES, ROLLOUT_CHUNK
 from autotune.space.settings import settings
 from autotune.training.rollout_plan import rollout_of, rollout_plan
@@ -108,7 +109,7 @@ def test_the_batch_that_is_named_for_whitening_is_the_least_that_does(data):
     job = ppo(fixed=fixed, training={"whiten_rewards": True})
 
     def message_of(batch):
-        return batch_problems(job.with_batch(batch), [None], [1])
+        return batch_problems(JobShape.of(job.with_batch(batch)), [None], [1])
 
     part_rows = micro * parts
     enough = next(n for n in itertools.count(part_rows, part_rows) if not message_of(n))

@@ -118,7 +118,7 @@ def test_the_probe_and_the_estimate_are_told_of_a_group_of_one(tmp_path):
     assert request.parsed_sharding.in_group and engine_name(request.parsed_sharding) == NAME
     assert request.deepspeed["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert request.config["use_cpu"] is False and request.global_batch == 16
-    (task,) = variant_tasks(job, facts, [candidate], rows=tmp_path, limit=GIB, cache=None)
+    (task,) = variant_tasks([settings(job, facts, candidate)], rows=tmp_path, limit=GIB, cache=None)
     assert task.request.sharding == request.sharding and task.request.devices == 1
 
 

@@ -33,13 +33,17 @@ def problem(**fields):
 def test_by_default_every_device_trains():
     job, bound_space = space(devices={"count": 4})
     assert {candidate["num_processes"] for candidate in bound_space.candidates} == {4}
-    assert {rows_of_step(candidate, job) for candidate in bound_space.candidates} == {16}
+    assert {rows_of_step(candidate, job.devices.total) for candidate in bound_space.candidates} == {
+        16
+    }
 
 
 def test_fewer_train_where_that_is_asked_for_and_the_batch_stays():
     job, bound_space = space(devices={"count": 8}, recipe={"num_processes": [8, 2, 1]})
     assert {candidate["num_processes"] for candidate in bound_space.candidates} == {8, 2, 1}
-    assert {rows_of_step(candidate, job) for candidate in bound_space.candidates} == {16}
+    assert {rows_of_step(candidate, job.devices.total) for candidate in bound_space.candidates} == {
+        16
+    }
     assert {
         candidate.micro_batch
         for candidate in bound_space.candidates

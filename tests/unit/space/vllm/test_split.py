@@ -17,8 +17,8 @@ from autotune.report.candidate_lines import describe
 from autotune.run.expectations import Expectations
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
+from autotune.space.job_shape import JobShape
 from autotune.space.settings import settings
-from autotune.space.sharding.processes import process_counts
 from autotune.space.vllm.server import server_needs, size_problem, sizes
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job
 from tests.unit.loading import problems
@@ -89,9 +89,9 @@ def test_every_split_that_keeps_the_batch_exact_is_a_candidate():
 
 def test_all_global_batches_are_shared_equally():
     job = grpo().model_copy(update={"recipe": {"global_batch_size": [64, 48]}})
-    assert process_counts(job) == [4, 2, 1]
-    assert process_counts(grpo(count=1)) == [1]
-    assert process_counts(grpo(vllm_mode="colocate")) == [8]
+    assert JobShape.of(job).process_counts == (4, 2, 1)
+    assert JobShape.of(grpo(count=1)).process_counts == (1,)
+    assert JobShape.of(grpo(vllm_mode="colocate")).process_counts == (8,)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""What a job implies, worked out once: devices, processes, global batches. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from autotune.job.job import Job
+from autotune.space.batch import divisors
+from autotune.space.knobs import NUM_PROCESSES, USE_VLLM, VLLM_MODE, VLLM_SERVER
+from autotune.space.sharding.sharding import HPZ, SHARDING_KNOBS
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShape:
+    """The numbers and facts that follow from a job alone.
+
+    Attributes:
+        devices: of all machines.
+        shares_with_server: whether a vLLM server takes some of the devices: where there are
+            several.
+        process_counts: every number of processes that the job considers, the largest first where
+            nobody chose them.
+        may_be_sharded: whether the job has the knobs of `search_spaces/sharding.yaml`: with several
+            devices always, with one where it asks for one of them, because ZeRO offloads for a
+            single process, too.
+    """
+
+    job: Job
+    devices: int
+    shares_with_server: bool
+    process_counts: tuple[int, ...]
+    may_be_sharded: bool
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Work out the shape of a job."""
+        devices = job.devices.total
+        uses_server = job.fixed.get(USE_VLLM) is True and job.fixed.get(VLLM_MODE) == VLLM_SERVER
+        pins = job.fixed.keys() | job.recipe.keys()
+        return cls(
+            job=job,
+            devices=devices,
+            shares_with_server=uses_server and devices > 1,
+            process_counts=_process_counts(job, shares_with_server=uses_server and devices > 1),
+            may_be_sharded=devices > 1 or bool(pins & (set(SHARDING_KNOBS) - {HPZ})),
+        )
+
+    @property
+    def training_devices(self) -> int:
+        """Devices that can train: all but one where a server needs one."""
+        return self.devices - self.shares_with_server
+
+    @cached_property
+    def global_batches(self) -> frozenset[int]:
+        """Sequences of an optimizer step, of every batch and length that may be chosen."""
+        lengths = self.job.recipe.get("max_length", [self.job.max_length])
+        sizes = {
+            self.job.with_batch(batch).batch_sequences(n)
+            for batch in self.job.batches
+            for n in lengths
+            if n is None or isinstance(n, int)
+        }
+        return frozenset(size for size in sizes if size)
+
+    def processes(self, values: Mapping[str, Any]) -> int:
+        """Return the processes of a candidate with these values: one a device, where no knob says
+        otherwise."""
+        number = values.get(NUM_PROCESSES, self.devices)
+        assert isinstance(number, int)
+        return number
+
+    def pinned_or_listed(self, knob: str) -> bool:
+        """True if the job itself says which values a knob may have."""
+        return knob in self.job.fixed or knob in self.job.recipe
+
+
+def _process_counts(job: Job, *, shares_with_server: bool) -> tuple[int, ...]:
+    """Return what the job pins or lists, else all devices.
+
+    Fewer would only wait for work: with as many rows in an optimizer step, a process needs no less
+    memory where there are fewer of them. Beside a server that takes some of the devices it is every
+    number that leaves one, and that all global batches can be divided by; the largest first.
+    """
+    if NUM_PROCESSES in job.fixed:
+        return (_whole_number(job.fixed[NUM_PROCESSES]),)
+    if NUM_PROCESSES in job.recipe:
+        return tuple(_whole_number(value) for value in job.recipe[NUM_PROCESSES])
+    total = job.devices.total
+    if not shares_with_server:
+        return (total,)
+    batches = [batch for batch in job.batches if isinstance(batch, int)]
+    return tuple(n for n in divisors(math.gcd(*batches) or 1) if n < total)[::-1]
+
+
+def _whole_number(value: Any) -> int:
+    """Return the number itself; a value that is not a whole number counts as 1 (the loader refuses
+    it)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
