@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
-from autotune.estimate.tracing.kernels.profiler import peak_bytes, phase_peaks
+from autotune.estimate.tracing.kernels.cpu import peak_bytes, phase_peaks
 from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.rollout import as_trace, free_rewards, phases_of, prompt_dataset
 from autotune.estimate.tracing.rollout_phases import STEPS

@@ -50,7 +50,7 @@ OWNERS = {
     **{name: (f"trackers/{name}.py",) for name in ("wandb", "mlflow", "trackio", "tensorboard")},
     "subprocess": ("process",),
     "multiprocessing": (),
-    "pickle": ("estimate/tracing/shared_results.py",),
+    "pickle": ("estimate/tracing/cache.py",),
 }
 PURE = (
     *("job", "space", "bundle", "search/rules"),

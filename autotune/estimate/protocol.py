@@ -212,7 +212,7 @@ class PointReply(Message):
             of an engine, or that depend on the order of rows.
         at_least: whether it is the reply of a smaller micro-batch, which is already too large.
         method: `trace`, or `scaled trace` where sizes or layers follow from others
-            (`records/shapes.py`, `peaks_by_depth.py`).
+            (`records/shapes.py`, `records/depths.py`).
     """
 
     peak_allocated_bytes: int

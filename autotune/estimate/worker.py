@@ -45,7 +45,7 @@ def process_bytes() -> int:
 
 
 def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> EstimateReply:
-    from autotune.estimate.tracing.shared_results import shared_results
+    from autotune.estimate.tracing.cache import shared_results
 
     gc.freeze()  # what was imported is not looked through again and again
     points: dict[int, PointReply] = {}

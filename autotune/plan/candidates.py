@@ -9,8 +9,7 @@ from autotune.estimate.formula.closed_form import Dimensions, closed_form
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.estimate.speed.offline import VariantSpeed
-from autotune.estimate.speed.rollouts import RolloutTime
+from autotune.estimate.speed.variants import RolloutTime, VariantSpeed
 from autotune.estimate.variant import engine_is_traced
 from autotune.job.methods import METHODS
 from autotune.plan.exchange import (

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.speed.ceilings import Ceilings
-from autotune.estimate.speed.datasheet import ceilings_of_kind
+from autotune.estimate.speed.ceilings import Ceilings, ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.plan.cache import PlanCache

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.formula.ddp import zero_of_request
-from autotune.estimate.formula.zero_of_reply import sharded_point
+from autotune.estimate.formula.zero import sharded_point
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.plan.exchange import is_wide, trained_parameters
 from autotune.plan.variants import Member, VariantTask

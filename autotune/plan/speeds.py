@@ -2,8 +2,7 @@
 
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.estimate.speed.offline import VariantSpeed
-from autotune.estimate.speed.rollouts import RolloutTime
+from autotune.estimate.speed.variants import RolloutTime, VariantSpeed
 from autotune.job.methods import METHODS
 
 

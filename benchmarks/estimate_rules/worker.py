@@ -16,9 +16,8 @@ from autotune.estimate.protocol import (
 )
 from autotune.estimate.records.events import Work, work_from_plain
 from autotune.estimate.records.layers import CHUNKS
-from autotune.estimate.variants import sizes
-from autotune.estimate.variants.chunking import chunking_of
-from autotune.estimate.variants.offline import OfflineEstimates
+from autotune.estimate.variants.micro_batches import Worst, chunk_count
+from autotune.estimate.variants.offline import OfflineEstimates, chunking_of
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.training.batch_plan import Batching, Rows, plan
 from benchmarks.estimate_rules.cases import LONGEST, Case
@@ -127,13 +126,13 @@ def point_of(case: Case, micro_batch: int, *, expandable: bool) -> Point:
     )
 
 
-def whole_trace(case: Case, request: EstimateRequest) -> tuple[sizes.Worst, TraceReply]:
+def whole_trace(case: Case, request: EstimateRequest) -> tuple[Worst, TraceReply]:
     """Two steps of the case's worst micro-batch: the first one makes the optimizer's states."""
     from autotune.estimate.tracing.trace import trace_steps
 
     batching = Batching(**request.points[0].batching)
     rows = plan(Rows(request.rows, "sft"), batching, request.rows_total, sampled=False).worst
-    worst = sizes.Worst(
+    worst = Worst(
         lengths=tuple(len(row["input_ids"]) for row in rows),
         labelled=sum(label != -100 for row in rows for label in row["labels"][1:]),
         flat=case.flat,
@@ -168,7 +167,7 @@ def memory_errors(replies: Sequence[PointReply], truth: TraceReply) -> dict[str,
 
 
 def work_errors(
-    estimates: OfflineEstimates, request: EstimateRequest, worst: sizes.Worst, truth: TraceReply
+    estimates: OfflineEstimates, request: EstimateRequest, worst: Worst, truth: TraceReply
 ) -> dict[str, Any]:
     """Relative errors of the work of a micro-step."""
     keys = estimates.traces.traced()
@@ -176,7 +175,7 @@ def work_errors(
     fitting = [key for key in keys if key[1] == longest and key[2] == worst.padded]
     counts = {key: estimates.traces.shape(key).chunks for key in fitting}
     fitting = [key for key in fitting if not 0 < counts[key] < CHUNKS.smallest]  # too few to scale
-    chunks = sizes.chunk_count(worst, chunking_of(request))
+    chunks = chunk_count(worst, chunking_of(request))
     whole = [work_from_plain(row) for row in truth.micro_work[1]]
     scaled = estimates.traces.work(fitting, worst.size, chunks)
     found: dict[str, Any] = {"flops": _flops((work, 1) for work in whole)}

@@ -14,7 +14,7 @@ from autotune.estimate.records.depths import at_depth, depths
 from autotune.estimate.records.events import MICRO_STEP, PARTS, PHASE, STEP, Event, Live
 from autotune.estimate.records.interpolation import Weights, lagrange
 from autotune.estimate.records.layers import Irregular
-from autotune.estimate.variants.sharded_traces import ContinuedStep, Depth, trace_depth
+from autotune.estimate.variants.sharded import ContinuedStep, Depth, trace_depth
 from benchmarks.public_tables.cases import ROW, Case
 
 Parts = dict[str, int]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import EstimateRequest
-from autotune.estimate.variants.sizes import Worst
+from autotune.estimate.variants.micro_batches import Worst
 from autotune.space.sharding.deepspeed import deepspeed_config
 from autotune.space.sharding.sharding import DEEPSPEED, Sharding
 from benchmarks.sharding_exactness.cases import STRATEGIES

@@ -44,7 +44,7 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
     from autotune.estimate.allocator.replay import replayed
     from autotune.estimate.records.depths import at_depth, depths
     from autotune.estimate.records.interpolation import lagrange
-    from autotune.estimate.variants.sharded_traces import ContinuedStep, trace_depth, work_of_all
+    from autotune.estimate.variants.sharded import ContinuedStep, trace_depth, work_of_all
     from autotune.space.sharding.sharding import Sharding
 
     request, began = case.request(models), time.process_time()

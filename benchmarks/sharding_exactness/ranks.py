@@ -32,8 +32,8 @@ import transformers.training_args as arguments  # noqa: E402
 from autotune.estimate.formula.ddp import with_buckets  # noqa: E402
 from autotune.estimate.protocol import TraceRequest  # noqa: E402
 from autotune.estimate.records.events import live_bytes  # noqa: E402
-from autotune.estimate.records.host import since_training, split_by_place  # noqa: E402
-from autotune.estimate.tracing.engines.process_group import rank_environment, sharded_config  # noqa: E402
+from autotune.estimate.records.steps import since_training, split_by_place  # noqa: E402
+from autotune.estimate.tracing.engines import rank_environment, sharded_config  # noqa: E402
 from autotune.estimate.tracing.trace import (  # noqa: E402
     feed,
     row_dataset,

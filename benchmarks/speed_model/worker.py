@@ -79,6 +79,7 @@ class _Clock:
     """In place of the module `time`, where the machine is shared: what others take is not timed."""
 
     perf_counter = staticmethod(time.process_time)
+    monotonic = staticmethod(time.monotonic)
 
 
 def probe_by_processor_time(path: Path) -> None:
@@ -92,9 +93,9 @@ def probe_by_processor_time(path: Path) -> None:
 
 def ceilings_by_processor_time(path: Path) -> None:
     """Ceilings in the processor's time."""
-    from autotune.estimate.speed.measuring import clock, operators
+    from autotune.estimate.speed.measuring import clock
     from autotune.estimate.speed.measuring import worker as bench_ceilings
     from autotune.training.patching import replaced
 
-    with replaced(clock, "time", _Clock), replaced(operators, "time", _Clock):
+    with replaced(clock, "time", _Clock), replaced(bench_ceilings, "time", _Clock):
         bench_ceilings.measure(path)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.estimate.tracing.kernels.cpu import scratch_bytes
-from autotune.estimate.tracing.kernels.profiler import peak_bytes
+from autotune.estimate.tracing.kernels.cpu import peak_bytes, scratch_bytes
 
 aten = torch.ops.aten
 HALF, FULL = torch.bfloat16, torch.float32

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.estimate.records import layers
-from autotune.estimate.variants.data import ORDER_SIGMA
+from autotune.estimate.variants.micro_batches import ORDER_SIGMA
 from autotune.facts.stack import fused_head
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json

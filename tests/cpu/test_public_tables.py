@@ -25,7 +25,7 @@ CASES = {
 
 def answer(path: Path) -> None:
     """The child: what is live on one device, for each strategy."""
-    from autotune.estimate.tracing.engines import patches
+    from autotune.estimate.tracing import engines
     from benchmarks.public_tables.states import estimated, weights_of
 
     folder = ChildFolder(path=path)
@@ -33,7 +33,7 @@ def answer(path: Path) -> None:
     parameters, largest = weights_of(path / "small")
     found: dict[str, Any] = {"parameters": parameters, "largest": largest}
     found |= {name: estimated(case, path) for name, case in CASES.items()}
-    patches._CHECKED_FOR_OVERFLOW = ()  # a DeepSpeed that looks for overflows elsewhere
+    engines._CHECKED_FOR_OVERFLOW = ()  # a DeepSpeed that looks for overflows elsewhere
     try:
         found["left out"] = estimated(CASES["ZeRO-2"], path)
     except RuntimeError as error:

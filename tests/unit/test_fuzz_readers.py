@@ -20,7 +20,7 @@ from tqdm.std import tqdm
 from autotune.bundle.planned import Planned, planned_files
 from autotune.errors import AutotuneError, UserError, machine_error
 from autotune.estimate.protocol import EstimateReply
-from autotune.estimate.speed.datasheet import ceilings_of_kind
+from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts import facts_from_plain
 from autotune.facts.kind_names import find_kind
 from autotune.plan import children

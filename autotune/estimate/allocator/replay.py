@@ -1,11 +1,174 @@
-"""A record of allocations as an allocator would serve it. Pure."""
+"""A record, replayed through PyTorch's CUDA caching allocator without a device. Pure.
+
+A model of c10/cuda/CUDACachingAllocator.cpp with the default settings, or with expandable segments.
+The rules, read in a version of 2025 and in one newer than torch 2.13 (they are the same there): a
+request is rounded up to 512 bytes. The smallest free block that fits is taken, at the lowest
+address among equals, and split if enough remains. Without one, memory is asked of the driver. If
+that refuses, whatever is wholly free is given back to it, and it is asked once more: that is a
+retry.
+
+Where it may differ from a real run:
+- The driver decides addresses. Here they only rise, so among free blocks of equal size another one
+  may be taken.
+- `limit_bytes` is that of `set_per_process_memory_fraction`, which holds a probe: torch compares it
+  with the reserved bytes plus the whole request, rounded to a segment's size. An expandable segment
+  may need less (its end is free already): a training that only the driver limits then goes on where
+  this retries. It may take more, by less than a page of 20 MiB, and so go beyond the limit.
+- Each stream has pools of its own. That a use on another stream delays a free (`record_stream`) is
+  left out, and so are CUDA graphs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.estimate.allocator.caching import AllocatorSettings, CachingAllocator, OutOfMemory
-from autotune.estimate.records.events import ALLOCATE, FREE, Event, MemoryUse, live_bytes
+from autotune.estimate.allocator.pools import (
+    LARGE_SEGMENT,
+    ROUNDING,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+    Block,
+    Driver,
+    ExpandablePool,
+    FixedPool,
+    Pool,
+    segment_bytes,
+)
+from autotune.estimate.records.events import ALLOCATE, FREE, STREAM, Event, MemoryUse, live_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """How the allocator is set up."""
+
+    limit_bytes: int | None = None
+    """The most that it may reserve; None: no limit."""
+    expandable_segments: bool = False
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+
+
+DEFAULT_SETTINGS = AllocatorSettings()
+
+
+class OutOfMemory(Exception):
+    """A request that did not fit, after all that is wholly free was given back. Bytes.
+
+    Args:
+        requested_bytes: the request, as it was made.
+        reserved_bytes: what was then still reserved.
+        allocated_bytes: what was in use.
+        missing_bytes: how far beyond the limit the request would have gone, above 0.
+    """
+
+    def __init__(
+        self, *, requested_bytes: int, reserved_bytes: int, allocated_bytes: int, missing_bytes: int
+    ) -> None:
+        super().__init__(
+            f"a request of {requested_bytes} bytes lacks {missing_bytes} bytes"
+            f" ({allocated_bytes} allocated, {reserved_bytes} reserved)"
+        )
+        self.requested_bytes = requested_bytes
+        self.reserved_bytes = reserved_bytes
+        self.allocated_bytes = allocated_bytes
+        self.missing_bytes = missing_bytes
+
+
+class CachingAllocator:
+    """The allocator of one device. Callers name their allocations by integers, as a record does.
+
+    Attributes (bytes):
+        allocated_bytes: in use, as `torch.cuda.memory_allocated` counts: whole blocks.
+        peak_allocated_bytes: its highest.
+        retries: `num_alloc_retries`, with those that ended in OutOfMemory.
+        roomy_limit_bytes: the least limit under which nothing so far would have been a retry.
+    """
+
+    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
+        self._driver = Driver(settings.limit_bytes)
+        self._expandable = settings.expandable_segments
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._live: dict[int, Block | None] = {}
+        self.allocated_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.retries = 0
+        self.roomy_limit_bytes = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes held from the driver now, as `torch.cuda.memory_reserved` counts."""
+        return self._driver.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest `reserved_bytes` so far."""
+        return self._driver.peak_reserved_bytes
+
+    def allocate(self, key: int, nbytes: int) -> None:
+        """Allocate `nbytes` (0: nothing) under the name `key`.
+
+        Raises:
+            OutOfMemory: it does not fit. `key` then names nothing, and one may go on.
+            ValueError: `key` is in use, or `nbytes` is negative.
+        """
+        if key in self._live:
+            raise ValueError(f"allocation {key} has not been freed")
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"`nbytes` must not be negative, but got {nbytes}")
+            self._live[key] = None
+            return
+        size = -(-nbytes // ROUNDING) * ROUNDING
+        place = key // STREAM, size <= SMALL_REQUEST
+        pool = self._pools.get(place) or self._new_pool(place)
+        block = pool.take(size) or self._grow(pool, size, nbytes)
+        if block.size > size:
+            pool.split(block, size)
+        self._live[key] = block
+        self.allocated_bytes += block.size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+
+    def free(self, key: int) -> None:
+        """Free what was allocated as `key`. KeyError: nothing was, or it was freed already."""
+        block = self._live.pop(key)
+        if block is not None:
+            self.allocated_bytes -= block.size
+            block.pool.cache(block)
+
+    def empty_cache(self) -> None:
+        """Give the driver back what is not in use (`torch.cuda.empty_cache`)."""
+        for pool in self._pools.values():
+            pool.release()
+
+    def _new_pool(self, place: tuple[int, bool]) -> Pool:
+        """Return a pool for the requests of a stream, (stream, whether they are small): with the
+        first of them it is made."""
+        _, small = place
+        if self._expandable:
+            page = SMALL_SEGMENT if small else LARGE_SEGMENT
+            self._pools[place] = ExpandablePool(self._driver, page=page)
+        else:
+            least_rest = ROUNDING if small else SMALL_REQUEST + ROUNDING
+            self._pools[place] = FixedPool(self._driver, least_rest=least_rest)
+        return self._pools[place]
+
+    def _grow(self, pool: Pool, size: int, nbytes: int) -> Block:
+        """Return a block from the driver, if need be once the cache has been given back to it."""
+        if pool.missing(size) > 0:
+            self.empty_cache()
+            self.retries += 1
+        missing = pool.missing(size)
+        if missing > 0:
+            raise OutOfMemory(
+                requested_bytes=nbytes,
+                reserved_bytes=self.reserved_bytes,
+                allocated_bytes=self.allocated_bytes,
+                missing_bytes=missing,
+            )
+        roomy_bytes = self.reserved_bytes + segment_bytes(size)
+        self.roomy_limit_bytes = max(self.roomy_limit_bytes, roomy_bytes)
+        return pool.grow(size)
+
 
 CUDA_GRANULE, CPU_GRANULE = 512, 1
 FAR_BEYOND = 0.1

@@ -12,22 +12,28 @@ that of trained ones at the end of a step and makes it in the next forward pass;
 Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/stage_1_and_2.py`
 (`setup_buckets`: one of the whole size whatever the model's, and another one where communication
 overlaps) and `stage3.py` (one, and what is scattered from it flattened once more). Known error: see
-`docs/estimates.md`. DeepSpeed itself is traced by `sharded.py`; this is for what is not:
-methods that generate, and of many engines those that are not worth a trace (`engines.py`).
+`docs/estimates.md`. DeepSpeed itself is traced by `variants/sharded.py`; this is for what is not:
+methods that generate, and of many engines those that are not worth a trace (`plan/engines.py`).
+
+`sharded_point` does the same for the reply of data parallelism: the record is not at hand any more,
+only what its peaks are made of and how high each phase goes. A few events stand for it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.decoding import DECODE, GENERATION
 from autotune.estimate.records.events import (
     ALLOCATE,
     CASTS,
     COMMUNICATION,
+    DATA,
     FREE,
     GRADIENTS,
     LASTING,
+    MICRO_STEP,
     MOVE,
     NOWHERE,
     OPTIMIZER,
@@ -221,3 +227,56 @@ def _gathered_to_generate(events: list[Event], weights: int) -> Iterator[Event]:
                 yield (FREE, gathered, NOWHERE)
                 gathered = None
         yield event
+
+
+def sharded_point(
+    point: PointReply, zero: Zero, *, gradients: int, accumulates: bool
+) -> PointReply:
+    """Return what a point takes of each device where the training is divided.
+
+    Args:
+        point: the same of data parallelism.
+        gradients: bytes of all gradients there.
+        accumulates: whether they are in memory during the worst micro-batch.
+    """
+    use = live_bytes(sharded_record(_stand_in_events(point, gradients, accumulates), zero))
+    reserved_ratio = point.peak_reserved_bytes / max(point.peak_allocated_bytes, 1)
+    return replace(
+        point,
+        peak_allocated_bytes=use.peak_bytes,
+        peak_reserved_bytes=round(reserved_ratio * use.peak_bytes),
+        parts=use.parts,
+        operator=use.operator,
+        phase=use.phase,
+        phases=use.phases,
+        micro_peaks=use.micro_peaks,
+        oom=False,
+        missing_bytes=None,
+        retries=0,
+        host_bytes=0,
+    )
+
+
+def _stand_in_events(point: PointReply, gradients: int, accumulates: bool) -> list[Event]:
+    """Return the events that stand for a record: what lasts, moments of micro-steps, an optimizer's
+    step.
+
+    Gradients only become more in a micro-step that does not accumulate: at the end all are there. A
+    first step may be the highest, before all states are there.
+    """
+    moments = (point.parts, *point.micro_peaks)
+    lasting = [(part, max(m.get(part, 0) for m in moments)) for part in (WEIGHTS, OPTIMIZER)]
+    events = [_allocate(n, part, size) for n, (part, size) in enumerate(lasting)]
+    events += [(PHASE, DATA, 0), (PHASE, MICRO_STEP, 0)]
+    for moment in point.micro_peaks:
+        early = gradients if accumulates else min(gradients, moment.get(GRADIENTS, 0))
+        passing = {part: n for part, n in moment.items() if part not in (*LASTING, COMMUNICATION)}
+        there = {GRADIENTS: early, **passing}.items()
+        first = len(events)
+        events += [_allocate(first + n, *item, point.operator) for n, item in enumerate(there)]
+        events += [(FREE, first + n, NOWHERE) for n in range(len(there))]
+    return [*events, _allocate(len(events), GRADIENTS, gradients), (PHASE, STEP, 0)]
+
+
+def _allocate(number: int, part: str, size: int, operator: str = "") -> Event:
+    return (ALLOCATE, number, size, part, operator, NOWHERE)

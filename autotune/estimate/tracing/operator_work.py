@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autotune.estimate.records.events import FLASH_PACKAGE, Work
-from autotune.estimate.tracing.known_values import tensors_in
+from autotune.estimate.tracing.values import tensors_in
 
 aten = torch.ops.aten
 _VIEWS = (

@@ -19,8 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autotune.estimate.records import events
 from autotune.estimate.tracing.fused_head import fused_head_as_on_cuda
-from autotune.estimate.tracing.kernels.cuda import CudaRules
-from autotune.estimate.tracing.kernels.cuda_dispatch import dispatched_as_on_cuda
+from autotune.estimate.tracing.kernels.cuda import CudaRules, dispatched_as_on_cuda
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.patching import replaced
 

@@ -1,8 +1,11 @@
-"""Tells the tracer what a trainer is doing, and gathers the work of each step.
+"""The phases of a trainer, marked for the tracer, and the work of each step.
 
-Runs in a child only.
+DeepSpeed's engine steps by itself; it and FSDP hold more than a model's weights and gradients
+(`ShardedStepPhases`). Runs in a child only.
 """
 
+import gc
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +15,7 @@ import transformers
 from autotune.estimate.records import events
 from autotune.estimate.records.events import DATA, MICRO_STEP, STEP
 from autotune.estimate.tracing.tracer import Tracer
+from autotune.space.sharding.sharding import Sharding
 
 
 class StepPhases(transformers.TrainerCallback):
@@ -81,3 +85,115 @@ class StepPhases(transformers.TrainerCallback):
                     self._tracer.belongs_with(value, parameter)
                     self._tracer.count_as(value, events.OPTIMIZER)
         self._tracer.enter_phase("zero_grad")
+
+
+_MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+"""Fields of DeepSpeed's optimizers (stages 1, 2; 3): this rank's part of what is trained,
+float32."""
+_FLAT_GRADIENTS = ("averaged_gradients", "grad_partitions_flat_buffer")
+_HOST_GRADIENTS = ("accumulated_grads_in_cpu", "temp_grad_buffer_for_cpu_offload")
+_RETURNING = ("param_buffer_of_bit16_for_cpu_offload_groups",)
+"""Fields of stages 1 and 2 with the optimizer elsewhere: new weights on their way back to the
+device."""
+
+
+class ShardedStepPhases(StepPhases):
+    """The phases where an engine keeps more than its model's weights and gradients."""
+
+    def __init__(
+        self, tracer: Tracer, trainer: Any, micro_steps: list[int], sharding: Sharding
+    ) -> None:
+        super().__init__(tracer, trainer, micro_steps)
+        self._stepped = False
+        trains_elsewhere = sharding.offload_optimizer_device != "none"
+        self._states = events.HOST if trains_elsewhere else events.OPTIMIZER
+        self._flat = events.HOST if trains_elsewhere else events.GRADIENTS
+        weights_elsewhere = sharding.offload_param_device != "none"
+        self._own_weights = events.HOST if weights_elsewhere else events.WEIGHTS
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """The engine is there. What fake tensors left in cycles dies now; real ones leave none."""
+        gc.collect()
+        if self._engine is not None:
+            self._mark_engine_steps(self._engine)
+        self._count()
+        super().on_train_begin()
+
+    def _mark_engine_steps(self, engine: Any) -> None:
+        own_step = engine.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            last = engine.is_gradient_accumulation_boundary()
+            self._count()
+            if last:
+                super(ShardedStepPhases, self).end("step")
+            result = own_step(*args, **kwargs)
+            if getattr(engine, "skipped_steps", 0):
+                raise RuntimeError(
+                    "DeepSpeed left an optimizer step out: it took unknown values for an overflow"
+                )
+            if last:
+                self._stepped = True
+                self._count()
+            return result
+
+        engine.step = step
+
+    def end(self, following: str) -> None:
+        """Where the engine has stepped already, the micro-step's work has been taken."""
+        if self._stepped:
+            self._stepped = False
+            self.optimizer_work, self._tracer.works = self._tracer.works or [], None
+            self._tracer.enter_phase(following)
+        else:
+            self._count()
+            super().end(following)
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """accelerate's wrapper around an engine has no state, and no work either."""
+        if self._engine is None:
+            super().on_optimizer_step(*args, **kwargs)
+        else:
+            self._tracer.enter_phase("zero_grad")
+
+    @property
+    def _engine(self) -> Any:
+        return getattr(self._trainer, "deepspeed", None)
+
+    def _count(self) -> None:
+        """Put everything that lasts into its part."""
+        for parameter in self._trainer.model.parameters():
+            partition = getattr(parameter, "ds_tensor", None)
+            if partition is not None:
+                self._tracer.count_as(partition, self._own_weights)
+            else:
+                self._tracer.count_as(parameter, self._own_weights)
+            if parameter.grad is not None:
+                self._tracer.count_as(parameter.grad, events.GRADIENTS)
+        zero = getattr(self._engine, "optimizer", None)
+        for master in _tensors(_attributes(zero, _MASTERS)):
+            self._tracer.count_as(master, self._states)
+            if master.grad is not None:
+                self._tracer.count_as(master.grad, self._flat)
+        states = getattr(getattr(zero, "optimizer", None), "state", {})
+        for tensor in _tensors(states.values()):
+            self._tracer.count_as(tensor, self._states)
+        for tensor in _tensors(_attributes(zero, (*_FLAT_GRADIENTS, *_HOST_GRADIENTS))):
+            self._tracer.count_as(tensor, self._flat)
+        for tensor in _tensors(_attributes(zero, _RETURNING)):
+            self._tracer.count_as(tensor, self._states)
+
+
+def _attributes(owner: Any, names: Iterable[str]) -> list[Any]:
+    return [getattr(owner, name, None) for name in names]
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Tensors in lists and dictionaries, however deep."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
 from autotune.estimate.records import events
 from autotune.estimate.tracing.fake_dispatch import short_keys
+from autotune.estimate.tracing.kernels.bitsandbytes import without_bitsandbytes
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
-from autotune.estimate.tracing.kernels.quantized_model import without_bitsandbytes
 from autotune.estimate.tracing.layers import watch_layers
 from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
 from autotune.estimate.tracing.phases import StepPhases

@@ -20,17 +20,20 @@ from torch.utils.data import DataLoader
 from autotune.estimate.protocol import TraceReply, TraceRequest
 from autotune.estimate.records import events as record
 from autotune.estimate.records.layers import LAYERS, Irregular
-from autotune.estimate.tracing.engines.patches import built_whole, engines_on_fake_tensors
-from autotune.estimate.tracing.engines.phases import ShardedStepPhases
-from autotune.estimate.tracing.engines.process_group import fake_world, sharded_config
+from autotune.estimate.tracing.engines import (
+    built_whole,
+    engines_on_fake_tensors,
+    fake_world,
+    sharded_config,
+)
 from autotune.estimate.tracing.fake_dispatch import short_keys
+from autotune.estimate.tracing.kernels.bitsandbytes import quantize, without_bitsandbytes
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.liger import liger_installed
-from autotune.estimate.tracing.kernels.quantized_model import quantize, without_bitsandbytes
 from autotune.estimate.tracing.layers import chunks_watched, signatures, watch_layers
 from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
-from autotune.estimate.tracing.phases import StepPhases
+from autotune.estimate.tracing.phases import ShardedStepPhases, StepPhases
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.row_formats import ROW_KINDS, turned_by_one
 from autotune.job.methods import METHODS

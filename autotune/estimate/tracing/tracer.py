@@ -3,14 +3,18 @@
 A dispatch mode inside FakeTensorMode: no data exist and no kernel runs. What differs between fake
 and real tensors is put right here or in `patches.py`:
 
-- autograd accumulates gradients in place for real tensors and never for fake ones; the copies are
-  merged again (`finish`);
-- values that decide what the program does are carried along (`known_values.py`);
-- scratch that kernels allocate inside C++ is put in (`cuda.py`, `cpu.py`).
+- autograd adds a second gradient into the first one's storage where it holds the last reference to
+  it (torch/csrc/autograd/input_buffer.cpp); for tensor subclasses, fake ones too, it makes a new
+  one. Such additions are marked ("i", new, old); where the old storage dies right afterwards, the
+  engine did hold the last reference, and the two are merged again (`finish`);
+- values that decide what the program does are carried along (`values.py`);
+- scratch that kernels allocate inside C++ is put in (`kernels/cuda.py`, `kernels/cpu.py`).
 """
 
+import sys
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,13 +25,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.estimate.records import events
 from autotune.estimate.tracing.fake_dispatch import MISSING, known_result
-from autotune.estimate.tracing.inplace_gradients import called_by_engine, merge_accumulation
 from autotune.estimate.tracing.kernels import cpu
-from autotune.estimate.tracing.kernels.cpu_scratch import CpuScratch
 from autotune.estimate.tracing.kernels.cuda import CudaRules
-from autotune.estimate.tracing.known_values import tensors_in
 from autotune.estimate.tracing.operator_work import work_of
-from autotune.estimate.tracing.unknown_values import UnknownValues
+from autotune.estimate.tracing.values import UnknownValues, tensors_in
 
 aten = torch.ops.aten
 _WRITES_IN_PLACE_FOR_REAL = {
@@ -37,6 +38,8 @@ _WRITES_IN_PLACE_FOR_REAL = {
 }
 _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 _FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
+_BETWEEN = (__file__, "_dynamo", "_compile.py", "_python_dispatch")
+"""Files of the frames between an operator and whoever called it: ours, and torch's wrappers."""
 _PASSING = (events.ACTIVATIONS, events.TEMPORARIES)
 
 
@@ -71,7 +74,7 @@ class Tracer(TorchDispatchMode):
         self._made_by: dict[int, str] = {}
         self._workspaces: set[str] = set()
         self._streams = [torch.cpu.current_stream()]
-        self._cpu_scratch = CpuScratch()
+        self._cpu_scratch = cpu.CpuScratch()
         self._next, self._aside = 0, False
 
     @classmethod
@@ -299,3 +302,46 @@ class Tracer(TorchDispatchMode):
             return
         self._workspaces.add(handle)
         self.allocate(self._cuda.workspace_bytes, events.WORKSPACES, "cublas", 0)
+
+
+def merge_accumulation(record: list[events.Event]) -> list[events.Event]:
+    """Return the events without the marks, merged storages under the id of the first."""
+    alias: dict[int, int] = {}
+    dropped: set[int] = set()
+    for index, event in enumerate(record):
+        if event[0] != "i":
+            continue
+        _, new, old = event
+        for later in range(index + 1, len(record)):
+            kind = record[later][0]
+            if kind not in (events.FREE, events.MOVE):
+                break
+            if kind == events.FREE and record[later][1] == old:
+                alias[new] = old
+                dropped.add(later)
+                break
+
+    def root(key: int) -> int:
+        while key in alias:
+            key = alias[key]
+        return key
+
+    out: list[events.Event] = []
+    for index, event in enumerate(record):
+        kind = event[0]
+        if kind == "i" or index in dropped or (kind == events.ALLOCATE and event[1] in alias):
+            continue
+        out.append(event if kind == events.PHASE else (kind, root(event[1]), *event[2:]))
+    return out
+
+
+def called_by_engine() -> bool:
+    """True if the running `add` is autograd's own accumulation, not one of a Python function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        if not any(name in frame.f_code.co_filename for name in _BETWEEN):
+            return False
+        frame = frame.f_back
+    return False

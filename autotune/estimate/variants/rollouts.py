@@ -1,7 +1,8 @@
 """What the points of one variant take where the policy generates what it is trained on.
 
 Each point is traced as it is, with few layers and few tokens; nothing is scaled from other sizes,
-because how many passes there are depends on them. Runs in a child only.
+because how many passes there are depends on them. Points larger than one that is far too large are
+not traced. Runs in a child only.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.estimate.allocator.replay import Replay, on_cpu, replayed
+from autotune.estimate.allocator.replay import FAR_BEYOND, Replay, on_cpu, replayed
 from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import (
     EstimateRequest,
@@ -26,28 +27,31 @@ from autotune.estimate.records.decoding import (
     without_generations,
 )
 from autotune.estimate.records.events import (
+    GRADIENTS,
+    NOWHERE,
     PHASE,
     STEP,
     TEMPORARIES,
+    VLLM,
     Event,
+    Work,
+    counted_rows,
     grown,
     live_at,
     live_bytes,
     work_from_plain,
 )
 from autotune.estimate.records.layers import LAYERS, with_layers
-from autotune.estimate.records.shapes import passing_of_step
+from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
-from autotune.estimate.variants.collector import without_collector
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
-from autotune.estimate.variants.rollout_work import WorkRows, work_of_phases
-from autotune.estimate.variants.too_large import TooLarge, sizes
-from autotune.estimate.variants.traces import gradient_bytes
-from autotune.estimate.variants.vllm_peak import with_vllm
+from autotune.estimate.variants.traces import gradient_bytes, without_collector
 from autotune.job.methods import METHODS
 from autotune.training.batch_plan import Rows
 from autotune.training.rollout_plan import Rollout, padded_tokens, rollout_plan
+
+WorkRows = list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -282,3 +286,109 @@ class RolloutEstimates(Retracing):
         if self._request.cuda is None:
             return on_cpu(events, limit)
         return replayed(events, limit, expandable_segments=point.expandable_segments)
+
+
+class TooLarge:
+    """The points of a variant that were found to be far beyond the limit."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit = limit_bytes or 0
+        self._found: list[tuple[Point, PointReply]] = []
+
+    def note(self, point: Point, reply: PointReply) -> None:
+        """A point was traced."""
+        if (reply.missing_bytes or 0) > FAR_BEYOND * self._limit:
+            self._found.append((point, reply))
+
+    def smaller_than(self, point: Point) -> PointReply | None:
+        """Return what a smaller point takes that is too large; None: there is none."""
+        for other, reply in self._found:
+            accumulates = point.accumulates or self._keeps_no_gradients(reply)
+            if is_larger(dataclasses.replace(point, accumulates=accumulates), other):
+                return reply
+        return None
+
+    def _keeps_no_gradients(self, reply: PointReply) -> bool:
+        """True if what is live is too much by itself, at a moment without gradients: then it does
+        not matter whether these are kept for a next micro-step."""
+        return reply.peak_allocated_bytes > self._limit and not reply.parts.get(GRADIENTS)
+
+
+def sizes(point: Point) -> tuple[int, int]:
+    """(completions that are trained on at once, that are generated at once)."""
+    rollout = Rollout(**point.batching)
+    return rollout.micro_batch, rollout.at_once
+
+
+def is_larger(point: Point, other: Point) -> bool:
+    """True if a point differs from another one only in that it trains or generates more at once."""
+    sizes, others = Rollout(**point.batching), Rollout(**other.batching)
+    alike = dataclasses.replace(
+        sizes,
+        micro_batch=others.micro_batch,
+        accumulation=others.accumulation,
+        chunk=others.chunk,
+    )
+    same = dataclasses.replace(point, batching=other.batching, accumulates=other.accumulates)
+    return (
+        alike == others
+        and same == other
+        and point.accumulates >= other.accumulates
+        and sizes.micro_batch >= others.micro_batch
+        and sizes.at_once >= others.at_once
+    )
+
+
+def with_vllm(fields: dict[str, Any], point: Point, resident: int) -> dict[str, Any]:
+    """Return fields of a reply, with what vLLM has of the device at the peak of both.
+
+    Args:
+        resident: bytes of the training that are live when a generation begins.
+    """
+    if not point.vllm_bytes:
+        return fields
+    reserved = fields["peak_reserved_bytes"]
+    vllm_bytes = point.vllm.added_peak(reserved, resident)
+    if vllm_bytes > point.vllm.always_bytes:
+        fields = {**fields, "phase": GENERATION, "operator": "vLLM, awake"}
+    return {
+        **fields,
+        "peak_reserved_bytes": reserved + vllm_bytes,
+        "peak_allocated_bytes": fields["peak_allocated_bytes"] + vllm_bytes,
+        "parts": {**fields["parts"], VLLM: vllm_bytes},
+    }
+
+
+def work_of_phases(
+    reply: RolloutTraceReply, tokens: int, length: int, growth: float, layers: int
+) -> dict[str, WorkRows]:
+    """Return the work of each phase of the whole model.
+
+    Args:
+        tokens: how many of a completion were decoded.
+        length: tokens of a whole completion; `decode` is that of its middle one.
+        growth: trainable bytes of the whole model over those of the traced one.
+        layers: of the whole model.
+    """
+    of = {name: [work_from_plain(row) for row in rows] for name, rows in reply.work.items()}
+    every_layer = layers if reply.layers else 0
+
+    def scaled(shapes: list[tuple[int, list[Work]]], size: int) -> WorkRows:
+        family = ShapeFamily(shapes=tuple(_shape(at, works) for at, works in shapes))
+        return counted_rows(family.work(size, 0, reply.layers, every_layer).items())
+
+    work = {
+        name: scaled([(1, of.get(name, []))], 1)
+        for name in ("prefill", "scoring", "judging", "update")
+    }
+    passes = [(tokens - 3, of.get("before", [])), (tokens - 2, of.get("decode", []))]
+    mean = max(length // 2, 1)
+    two = passes if all(works for _, works in passes) else passes[1:]
+    work["decode"] = scaled(two, mean if len(two) > 1 else two[0][0])
+    work["optimizer"] = grown(of["optimizer"], growth)
+    return work
+
+
+def _shape(size: int, works: list[Work]) -> Shape:
+    outside = [w if w.region >= NOWHERE else dataclasses.replace(w, region=NOWHERE) for w in works]
+    return Shape(size=size, chunks=0, events=[], work=outside)

@@ -3,8 +3,10 @@
 Runs in a child only.
 """
 
+import contextlib
+import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autotune.estimate.formula.ddp import on_devices
@@ -27,6 +29,17 @@ from autotune.estimate.records.shapes import (
 )
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.trace import trace_steps
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Records are hundreds of thousands of tuples, which the collector would look through again and
+    again. Not for traces: there it frees what a program leaves behind, as in a real training."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @dataclass

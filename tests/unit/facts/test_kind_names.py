@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.errors import UserError
-from autotune.estimate.speed.datasheet import ceilings_of_kind
+from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts.device_kinds import HOST_SHARE, KEPT_BY_CUDA, device_kinds
 from autotune.facts.kind_names import (
     find_kind,

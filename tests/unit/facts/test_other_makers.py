@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.estimate.estimate import CUDA_PRIOR, prior_residual
-from autotune.estimate.speed.datasheet import ceilings_of_kind
+from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts.device_kinds import DeviceKind, facts_of, kinds_of_other_makers
 from autotune.facts.kind_names import find_kind
 from autotune.space.precision import resolve_precision

@@ -3,7 +3,8 @@
 Source: liger-kernel 0.8.5, `ops/{rms_norm,swiglu,rope,fused_linear_cross_entropy}.py` and
 `transformers/monkey_patch.py`, for the models whose four kernels are put in alike
 (`variant.LIGER_MODELS`). Triton's kernels allocate nothing: what is made is made in Python around
-them, and is made here in the same order. The loss makes its gradients in the forward pass.
+them, and is made here in the same order. The loss makes its gradients in the forward pass; the
+chunks between its first and its last are run once and written down as often as they are done.
 Known error: the number of a GPU's processors, of which each sums up a row of a norm's gradient.
 Runs in a child only.
 """
@@ -11,7 +12,7 @@ Runs in a child only.
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -21,10 +22,48 @@ import torch.nn.functional as F
 import transformers.trainer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from autotune.estimate.records.events import ALLOCATE, FREE
 from autotune.estimate.tracing.fused_head import float32_adder, note
-from autotune.estimate.tracing.repetition import repeated
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.patching import replaced, require
+
+
+@contextlib.contextmanager
+def repeated(tracer: Tracer, times: int) -> Iterator[None]:
+    """What is done inside is done `times` times in all.
+
+    Only for what leaves no storage behind, and lets go of none that was there before.
+
+    Raises:
+        ValueError: it does.
+    """
+    begin, work_begin = len(tracer.events), len(tracer.works or [])
+    yield
+    if times == 1:
+        return
+    done = tracer.events[begin:]
+    if not _is_closed(done):
+        raise ValueError("what is to be repeated leaves storages behind, or lets go of others")
+    for _ in range(times - 1):
+        _write_down(tracer, done)
+    if tracer.works is not None:
+        tracer.works += tracer.works[work_begin:] * (times - 1)
+
+
+def _is_closed(events: Sequence[tuple[Any, ...]]) -> bool:
+    made = [event[1] for event in events if event[0] == ALLOCATE]
+    freed = [event[1] for event in events if event[0] == FREE]
+    return len(events) == len(made) + len(freed) and sorted(made) == sorted(freed)
+
+
+def _write_down(tracer: Tracer, events: Sequence[tuple[Any, ...]]) -> None:
+    keys: dict[int, int] = {}
+    for event in events:
+        if event[0] == ALLOCATE:
+            keys[event[1]] = tracer.allocate(*event[2:])
+        else:
+            tracer.free(keys[event[1]])
+
 
 _HALF = (torch.float16, torch.bfloat16)
 _PROCESSORS = 128

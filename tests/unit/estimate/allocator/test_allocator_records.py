@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.estimate.allocator.caching import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
+from autotune.estimate.allocator.replay import AllocatorSettings, CachingAllocator, OutOfMemory
 from tests.unit.estimate.allocator.snapshots import snapshot
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@
 
 import pytest
 
-from autotune.estimate.allocator.caching import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.allocator.replay import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.records.events import STREAM
 from tests.unit.estimate.allocator.snapshots import snapshot
 

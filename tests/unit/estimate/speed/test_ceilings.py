@@ -14,9 +14,9 @@ from autotune.estimate.speed.ceilings import (
     Ceilings,
     MatmulRate,
     OperatorRate,
+    ceilings_of_kind,
     interpolate,
 )
-from autotune.estimate.speed.datasheet import ceilings_of_kind
 from autotune.facts.device_kinds import device_kinds
 from autotune.facts.kind_names import find_kind
 

@@ -11,7 +11,7 @@ from autotune.estimate.protocol import Point, PointReply
 from autotune.estimate.records.decoding import without_generations
 from autotune.estimate.records.events import ALLOCATE, FREE, PHASE
 from autotune.estimate.residual import Residual
-from autotune.estimate.variants.vllm_peak import with_vllm as beside_estimate
+from autotune.estimate.variants.rollouts import with_vllm as beside_estimate
 from autotune.plan.questions.changes import single_changes
 from autotune.probe.measure import probe_request
 from autotune.probe.memory import with_vllm

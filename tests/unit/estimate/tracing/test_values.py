@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.estimate.tracing.unknown_values import UnknownValues
+from autotune.estimate.tracing.values import UnknownValues
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """A record in two: the device's and the host's part; and without what comes before the training."""
 
 from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, live_bytes
-from autotune.estimate.records.host import since_training, split_by_place
+from autotune.estimate.records.steps import since_training, split_by_place
 
 RECORD = [
     (ALLOCATE, 1, 100, "weights", "init", 0),  # the whole model, before an engine divides it

@@ -6,8 +6,14 @@ from autotune.estimate.records.depths import (
     LiveLimits,
     at_depth,
     depths,
+    highest_part,
+    highest_peak,
     live_limits,
+    peaks_at,
+    peaks_of,
     with_one_sub_group,
+    with_room_between_groups,
+    work_at_depth,
 )
 from autotune.estimate.records.events import (
     ALLOCATE,
@@ -21,15 +27,7 @@ from autotune.estimate.records.events import (
 )
 from autotune.estimate.records.interpolation import lagrange
 from autotune.estimate.records.layers import Irregular
-from autotune.estimate.records.peaks_by_depth import (
-    highest_part,
-    highest_peak,
-    peaks_at,
-    peaks_of,
-    with_room_between_groups,
-)
 from autotune.estimate.records.steps import step_records
-from autotune.estimate.records.work_by_depth import work_at_depth
 from autotune.space.sharding.sharding import Sharding
 
 

@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from autotune.estimate.tracing.kernels.cuda import CudaRules
-from autotune.estimate.tracing.kernels.cuda_dispatch import dispatched_as_on_cuda
+from autotune.estimate.tracing.kernels.cuda import CudaRules, dispatched_as_on_cuda
 
 RULES = CudaRules(workspace_bytes=0, flash=True, cudnn_first=False)
 aten = torch.ops.aten

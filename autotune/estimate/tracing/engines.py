@@ -1,25 +1,36 @@
-"""What has to be replaced so that DeepSpeed's engines and FSDP2 run on fake tensors as they do.
+"""DeepSpeed's engines and FSDP2 on fake tensors: what is replaced so that they run as they do.
 
-Each function is a context manager that puts things back. Runs in a child only.
+The world has many processes of which only this one is there. A fake process group answers every
+collective at once and leaves the tensors as they are. What a launcher and accelerate would have set
+is set here. Each context manager puts things back. Runs in a child only.
 """
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 import torch.distributed.fsdp._fully_shard._fully_shard as fsdp_wrapper
 import transformers.integrations.deepspeed as hf_deepspeed
+from accelerate.state import AcceleratorState, GradientState
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import training_args
 
 from autotune.estimate.records import events
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding
+from autotune.training.distributed import STATE_IS_THERE, engine_environment, state_on_cpu
 from autotune.training.patching import replaced, require
 
 _SAME_ON_ALL = ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")
@@ -66,15 +77,13 @@ def built_whole() -> Iterator[None]:
 def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
     """No other rank answers whether it has the same lengths; no gradient overflows, which would
     have the optimizer step left out; the CPU's Adam computes nothing, and no stream is waited for
-    (`FakeAccelerator` has several)."""
+    (`_fake_accelerator` has several)."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    from autotune.estimate.tracing.engines.accelerator import FakeAccelerator
-
     with contextlib.ExitStack() as stack:
-        accelerator = FakeAccelerator() if on_cuda else CPU_Accelerator()
+        accelerator = _fake_accelerator() if on_cuda else CPU_Accelerator()
         stack.enter_context(replaced(real_accelerator, "ds_accelerator", accelerator))
         stack.enter_context(replaced(torch.Tensor, "record_stream", lambda *_: None))
         nothing_on_it = replaced(torch.cpu.Stream, "synchronize", lambda _: None, absent_too=True)
@@ -94,6 +103,36 @@ def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
                 finite = _finite(getattr(module, _LOOKING_FOR_OVERFLOW))
                 stack.enter_context(replaced(module, _LOOKING_FOR_OVERFLOW, finite))
         yield
+
+
+def _fake_accelerator() -> Any:
+    """Return the accelerator of a GPU whose tensors are fake: the CPU's, with streams and events.
+
+    DeepSpeed then takes the ways through its program that it takes on a GPU. The tracer sees the
+    streams (`torch.cpu.current_stream`): an allocator keeps the memory of each of them apart.
+    """
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    class FakeAccelerator(CPU_Accelerator):
+        Stream = property(lambda _: torch.cpu.Stream)
+        Event = property(lambda _: torch.cpu.Event)
+
+        def is_synchronized_device(self) -> bool:
+            return False  # work on other streams has to be waited for
+
+        def use_host_timers(self) -> bool:
+            return True  # nothing is timed in a trace
+
+        def stream(self, stream: Any) -> Any:
+            return contextlib.nullcontext() if stream is None else torch.cpu.stream(stream)
+
+        def current_stream(self, device_index: int | None = None) -> Any:
+            return torch.cpu.current_stream()
+
+        def default_stream(self, device_index: int | None = None) -> Any:
+            return torch.cpu._default_cpu_stream
+
+    return FakeAccelerator()
 
 
 def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
@@ -184,3 +223,87 @@ def _without_tracing(tracer: Tracer, function: Callable[..., Any]) -> Callable[.
             tracer.paused = False
 
     return untraced
+
+
+def rank_environment(sharding: Sharding, rank: int) -> dict[str, str]:
+    """Return the environment that `accelerate launch` gives a rank; on the CPU, where traces are
+    made."""
+    count = str(sharding.num_processes)
+    environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count}
+    environment |= {"LOCAL_WORLD_SIZE": count, "ACCELERATE_TORCH_DEVICE": "cpu"}
+    if sharding.distributed_type == DEEPSPEED:
+        environment["DS_ACCELERATOR"] = "cpu"
+    # The models are made without storage: nothing is loaded, nothing is saved.
+    unlike = {
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    return environment | engine_environment(sharding, **unlike)
+
+
+def sharded_config(
+    config: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, scratch: Path
+) -> dict[str, Any]:
+    """Return a flat configuration for a rank whose state is there already.
+
+    The sizes of batches in DeepSpeed's JSON are those of the configuration; a trace of fp16 is one
+    of bf16.
+    """
+    sharded = {**config, **STATE_IS_THERE}
+    if deepspeed is not None:
+        settings = {name: value for name, value in deepspeed.items() if name != "train_batch_size"}
+        settings["train_micro_batch_size_per_gpu"] = config["per_device_train_batch_size"]
+        settings["gradient_accumulation_steps"] = config["gradient_accumulation_steps"]
+        if settings.pop("fp16", {}).get("enabled") or settings.get("bf16", {}).get("enabled"):
+            settings["bf16"] = {"enabled": True}
+        file = scratch / "deepspeed.json"
+        file.write_text(json.dumps(settings), encoding="utf-8")
+        sharded["deepspeed"] = str(file)
+    return sharded
+
+
+@contextlib.contextmanager
+def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
+    """This process is one of as many as there would be, and the only one."""
+    environment = dict(os.environ)
+    os.environ.update(rank_environment(sharding, rank))
+    torch.distributed.init_process_group(
+        "fake", rank=rank, world_size=sharding.num_processes, store=FakeStore()
+    )
+    try:
+        with contextlib.ExitStack() as stack:
+            # transformers lets no CPU compute in 16 bits unless it is told `use_cpu`.
+            stack.enter_context(
+                replaced(training_args, "is_torch_bf16_gpu_available", lambda: True)
+            )
+            if sharding.distributed_type == DEEPSPEED:
+                # accelerate's state joins DeepSpeed's group, which would compile, for minutes, what
+                # ranks on CPUs exchange through shared memory: nobody is there.
+                backend = importlib.import_module("deepspeed.comm.torch")
+                stack.enter_context(replaced(backend, "build_shm_op", lambda: None))
+            state_on_cpu(sharding, "fake")
+            yield
+    finally:
+        _forget_state()
+        _leave()
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _leave() -> None:
+    """Destroy the process group, and what DeepSpeed keeps of it: the next trace has its own."""
+    deepspeed: Any = sys.modules.get("deepspeed.comm.comm")
+    if deepspeed is not None and deepspeed.cdb is not None:
+        deepspeed.destroy_process_group()
+        deepspeed.cdb = None
+    groups: Any = sys.modules.get("deepspeed.utils.groups")
+    if groups is not None:  # else the next trace, too, would hold weights once more among some
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _forget_state() -> None:
+    """accelerate's states are kept for a whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

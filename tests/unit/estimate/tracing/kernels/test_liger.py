@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.estimate.records.events import ALLOCATE, FREE, LOGITS, Work
-from autotune.estimate.tracing.repetition import repeated
+from autotune.estimate.tracing.kernels.liger import repeated
 from autotune.estimate.tracing.tracer import Tracer
 
 WORK = Work(

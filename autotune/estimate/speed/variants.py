@@ -1,4 +1,10 @@
-"""The speed of a variant's candidates, from its traced work and a device's ceilings. Pure."""
+"""The speed of a variant's candidates, from its traced work and a device's ceilings. Pure.
+
+Where completions are generated (`RolloutTime`), a step is its share of the rounds (a prompt's pass,
+a decoding pass for each further token, the scoring), its micro-steps and the optimizer's step.
+Prompts, scoring and update are traced at the longest prompts and shortened to those of the data in
+proportion. Known error: the time of reward functions is not counted.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +17,14 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.shapes import ShapeTimes
 from autotune.estimate.speed.step_time import (
     TimeParts,
+    in_sequence,
     step_parts,
     tokens_per_s,
     with_offloading,
     work_time,
 )
 from autotune.job.methods import METHODS
+from autotune.training.rollout_plan import Rollout
 
 UNKNOWN_HOST_RATE = 2e10
 """Bytes/s between host and device where that is not known: PCIe 4.0 x16, less a fifth."""
@@ -151,3 +159,40 @@ def works(shape: ShapeWork) -> list[tuple[Work, int]]:
 def counted_work(rows: Sequence[Sequence[object]]) -> list[tuple[Work, int]]:
     """Work from JSON rows, each piece with how often it is done."""
     return [(work_from_plain(row[:-1]), int(str(row[-1]))) for row in rows]
+
+
+class RolloutTime:
+    """Answers for the points of one variant."""
+
+    def __init__(self, ceilings: Ceilings) -> None:
+        self._ceilings = ceilings
+
+    def _time(self, answer: PointReply, phase: str) -> TimeParts:
+        assert answer.rollout is not None
+        masked = None if phase in ("decode", "optimizer") else True
+        return work_time(counted_work(answer.rollout[phase]), self._ceilings, masked=masked)
+
+    def speed(
+        self, point: Point, answer: PointReply, accumulation: int, *, offloaded_bytes: int = 0
+    ) -> Speed:
+        """Return what a candidate runs at, from the prompts that its rounds would have.
+
+        Args:
+            offloaded_bytes: nothing is offloaded by these trainers.
+        """
+        rollout, shorter = Rollout(**point.batching), answer.shorter
+        ((tokens, _, _),) = answer.sample
+        rounds = rollout.rounds / rollout.steps
+        calls = rounds * rollout.generations
+        parts = in_sequence(
+            [
+                self._time(answer, "prefill").times(calls * shorter),
+                self._time(answer, "decode").times(calls * (rollout.length - 1)),
+                self._time(answer, "scoring").times(rounds * shorter),
+                self._time(answer, "judging").times(calls * shorter),
+                self._time(answer, "update").times(accumulation * rollout.epochs * shorter),
+                self._time(answer, "optimizer").times(rollout.epochs),
+            ]
+        )
+        step = parts.total
+        return Speed(step_time_s=step, tokens_per_s=tokens / rollout.steps / step, parts=parts)

@@ -8,8 +8,8 @@ import pytest
 from autotune.estimate.allocator.replay import FAR_BEYOND
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.records.events import ACTIVATIONS, ALLOCATE, FREE, NOWHERE
-from autotune.estimate.variants.replays import ROOMY, PointReplays
-from autotune.estimate.variants.sizes import Worst
+from autotune.estimate.variants.micro_batches import Worst
+from autotune.estimate.variants.offline import ROOMY, PointReplays
 
 MIB = 2**20
 USUAL = Point(batching={}, accumulates=False)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotune.estimate.tracing.cache import shared_results
 from autotune.estimate.tracing.fake_dispatch import KEPT_RESULTS, short_keys
-from autotune.estimate.tracing.shared_results import shared_results
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from autotune.estimate.protocol import Point, PointReply
-from autotune.estimate.variants.too_large import FAR_BEYOND, TooLarge, is_larger
+from autotune.estimate.variants.rollouts import FAR_BEYOND, TooLarge, is_larger
 from autotune.training.rollout_plan import Rollout
 
 LIMIT = 1000

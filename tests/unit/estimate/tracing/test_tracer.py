@@ -13,7 +13,7 @@ from autotune.estimate.records.events import (
     TEMPORARIES,
     live_bytes,
 )
-from autotune.estimate.tracing.inplace_gradients import merge_accumulation
+from autotune.estimate.tracing.tracer import merge_accumulation
 
 ACCUMULATE = "i"
 

@@ -5,7 +5,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from autotune.estimate.records.layers import CHUNKS
-from autotune.estimate.variants.sizes import (
+from autotune.estimate.variants.micro_batches import (
     LossChunks,
     Worst,
     chunk_count,
