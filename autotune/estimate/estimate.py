@@ -48,7 +48,7 @@ GUESSED_SIGMA = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a candidate is expected to take. Bytes, seconds.
+    """The expected memory and time of a candidate. Bytes, seconds.
 
     Attributes:
         peak_memory_bytes: of the whole process: reserved and what lies outside the allocator.
@@ -102,12 +102,12 @@ class Estimate:
 
     @property
     def vllm_bytes(self) -> int:
-        """What of its peak is vLLM's."""
+        """vLLM's share of the peak, in bytes."""
         return self.parts.get(VLLM, 0)
 
     @property
     def own_reserved_bytes(self) -> int:
-        """What the training's allocator holds."""
+        """Bytes that the training's allocator holds."""
         return self.peak_reserved_bytes - self.vllm_bytes
 
     @property
@@ -169,7 +169,7 @@ def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
 
 
 def prior_residual(device: DeviceFacts, process_bytes: int, devices: int = 1) -> Residual:
-    """Return what is assumed of a device's processes before any was measured.
+    """Return the residual of a device's processes that is assumed before any was measured.
 
     Args:
         process_bytes: of the host's memory, what an empty training process takes.
@@ -246,8 +246,8 @@ def estimated(
 
 
 def _offload_parts(point: PointReply, layers: int) -> tuple[dict[str, int], int, int]:
-    """Parts and reserved bytes with all activations but those of two layers on the host, and the
-    bytes that go there.
+    """Return the parts and reserved bytes with the activations of all but two layers on the host,
+    and the bytes that go there.
 
     A closed form, not a trace: of activations A of L layers, A (1 - 2 / L) go to the host. The
     peaks of other phases, where no activations live, stay. Its error is not measured: it is taken

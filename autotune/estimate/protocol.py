@@ -1,4 +1,4 @@
-"""What a planner and its tracing child say to each other. Plain data."""
+"""Requests and replies between a planner and its tracing child. Plain data."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from autotune.space.sharding.sharding import Sharding
 from autotune.space.vllm.memory import VllmShare
 
 POINT = "point"
-"""The event that a child tells of each point it has answered for, with its index."""
+"""The event of each point that a child has answered for, with its index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class RolloutTraceRequest(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutTraceReply(Message):
-    """What such a trace came to: the events, and the work of each phase of the second step.
+    """The result of such a trace: its events, and the work of each phase of the second step.
 
     `work` has `prefill`, `decode` (the last whole step), `before` (the one before it), `scoring`,
     `judging` (where completions are scored in parts: what is done for each), `update` (one
@@ -97,7 +97,7 @@ class RolloutTraceReply(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceReply(Message):
-    """What a trace came to: the events (`records/events.py`), and the work of each step."""
+    """The result of a trace: its events (`records/events.py`), and the work of each step."""
 
     events: list[Any]
     layers: int
@@ -135,7 +135,7 @@ class Point(Message):
 
     @property
     def vllm(self) -> VllmShare:
-        """What vLLM has of the device; nothing where it has no bytes."""
+        """vLLM's share of the device; empty where it has no bytes."""
         return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
@@ -186,7 +186,7 @@ class EstimateRequest(Message):
 
     @property
     def parsed_sharding(self) -> Sharding:
-        """What the devices divide among themselves."""
+        """The division of the training among the devices."""
         return Sharding(**self.sharding or {})
 
     @property
@@ -197,7 +197,7 @@ class EstimateRequest(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class PointReply(Message):
-    """What an estimate of a point came to. Bytes.
+    """The estimate of a point. Bytes.
 
     Attributes:
         oom: whether the allocator, held to the limit, could not serve it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """What measurements say an estimate is off by, as explicit values.
+    """The error of estimates by what measurements say, as explicit values.
 
     measured = (1 + bias) x estimate + offset, give or take `relative_sigma` of that; the offset
     is known to `sigma_bytes`, the bias to `bias_sigma`, and both together to `covariance`.
@@ -32,22 +32,23 @@ class Residual:
     measurements: int = 0
 
     def with_noise(self, relative: float) -> "Residual":
-        """Return the same, for estimates that scatter by so much more."""
+        """Return the residual of estimates that scatter by so much more."""
         return replace(self, relative_sigma=math.hypot(self.relative_sigma, relative))
 
     def corrected(self, estimate_bytes: float) -> float:
-        """Return what is to be expected of an estimate of the allocator's bytes."""
+        """Return the expected bytes of the process for an estimate of the allocator's."""
         return (1 + self.bias) * estimate_bytes + self.offset_bytes
 
     def sigma(self, estimate_bytes: float) -> float:
-        """Standard deviation of what is to be expected."""
+        """Return the standard deviation of the expected bytes."""
         line = self.sigma_bytes**2 + (self.bias_sigma * estimate_bytes) ** 2
         line += 2 * self.covariance * estimate_bytes
         noise = self.relative_sigma * self.corrected(estimate_bytes)
         return math.hypot(noise, math.sqrt(max(line, 0.0)))
 
     def probability_above(self, estimate_bytes: float, limit_bytes: float) -> float:
-        """Return probability that the process needs more than the limit (normal distribution)."""
+        """Return the probability that the process needs more than the limit (normal
+        distribution)."""
         distance = self.corrected(estimate_bytes) - limit_bytes
         sigma = max(self.sigma(estimate_bytes), 1.0)
         return 0.5 * (1 + math.erf(distance / sigma / math.sqrt(2)))
@@ -99,7 +100,8 @@ def refined(
 
 
 def _spread(line: Residual, pairs: Sequence[tuple[float, float]]) -> float:
-    """Return relative standard deviation of measurements around a line; few change it little."""
+    """Return the relative standard deviation of measurements around a line; few change it
+    little."""
     if len(pairs) < 3:
         return line.relative_sigma
     squares = sum(

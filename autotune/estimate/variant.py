@@ -64,7 +64,7 @@ AT_MOST = ("torch_compile", "use_liger_kernel")
 
 @dataclass(frozen=True, kw_only=True)
 class TracedConfig:
-    """What is traced for a candidate: its configuration, and where it differs from its own."""
+    """The configuration that is traced for a candidate, and the fields replaced in it."""
 
     config: Mapping[str, Any]
     replaced: tuple[str, ...]
@@ -85,7 +85,8 @@ def engine_is_traced(method: str, distributed_type: str | None) -> bool:
 
 
 def traced_optimizer(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """(configuration of the variant, the candidate's optimizer where that is another one)."""
+    """Return the variant's configuration, and the candidate's optimizer where that is another
+    one."""
     optim = config.get("optim")
     if optim in SAME_STATE[1:]:
         return {**config, "optim": SAME_STATE[0]}, str(optim)
@@ -136,7 +137,7 @@ def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedCo
 
 
 def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
-    """(different values, for each value the index of its like)."""
+    """Return the distinct values, and for each value the index of its equal."""
     places_by_key: dict[str, int] = {}
     distinct: list[dict[str, Any]] = []
     places = []

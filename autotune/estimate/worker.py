@@ -1,6 +1,6 @@
-"""The child's side of a plan: trace one variant, and say what each of its micro-batches takes.
+"""The child's side of a plan: trace one variant, and estimate each of its micro-batches.
 
-Raises nothing: what cannot be traced is told in the reply.
+Raises nothing: what cannot be traced is named in the reply.
 """
 
 import gc
@@ -64,7 +64,7 @@ def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> E
 
 
 def _estimates_of(request: EstimateRequest) -> "Retracing":
-    """Return what answers for the points of the request's kind of variant."""
+    """Return the estimator of the request's kind of variant."""
     if METHODS[request.method].online:
         from autotune.estimate.variants.rollouts import RolloutEstimates
 

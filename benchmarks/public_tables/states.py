@@ -1,6 +1,6 @@
 """What the trace of a plan says of one device: what lasts, by part. Runs in a child only.
 
-Nothing is computed here but sums: the records are those of `sharded_traces.trace_depth`, and what
+Nothing is computed here but sums: the records are those of `sharded.trace_depth`, and what
 more layers bring is continued as a plan does it, between the same depths.
 """
 

@@ -42,7 +42,7 @@ def segment_bytes(size: int) -> int:
 
 
 class Driver:
-    """What the CUDA driver hands out, up to `limit_bytes` (None: without end)."""
+    """The memory of the CUDA driver, up to `limit_bytes` (None: without end)."""
 
     __slots__ = ("limit_bytes", "peak_reserved_bytes", "reserved_bytes")
 
@@ -93,7 +93,7 @@ class Block:
             following.next.previous = self
 
     def onward(self) -> Iterator["Block"]:
-        """This block and all behind it in its segment."""
+        """Yield this block and all behind it in its segment."""
         block: Block | None = self
         while block is not None:
             yield block

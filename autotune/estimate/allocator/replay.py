@@ -39,7 +39,7 @@ from autotune.estimate.records.events import ALLOCATE, FREE, STREAM, Event, Memo
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """How the allocator is set up."""
+    """The settings of the allocator."""
 
     limit_bytes: int | None = None
     """The most that it may reserve; None: no limit."""
@@ -171,14 +171,14 @@ class CachingAllocator:
 
 
 CUDA_GRANULE, CPU_GRANULE = 512, 1
-FAR_BEYOND = 0.1
+OVERSIZE_SHARE = 0.1
 """What lacks more than this share of the limit is not looked at more closely. Chosen, not
 measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What an allocator makes of a record. Bytes.
+    """The result of a record in an allocator. Bytes.
 
     Attributes:
         missing_bytes: how far beyond the limit it would have had to go; None where it fits.
@@ -194,7 +194,7 @@ class Replay:
 
     @property
     def need(self) -> tuple[bool, int, int]:
-        """What orders replays by how much they need."""
+        """The key that orders replays by their need of memory."""
         return self.missing_bytes is not None, self.retries, self.reserved_bytes
 
     def as_reply_fields(self) -> dict[str, Any]:
@@ -245,14 +245,14 @@ def replayed(
     return Replay(use=use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
 
 
-def far_beyond(use: MemoryUse, limit_bytes: int | None, reserved_share: float) -> Replay | None:
+def oversized(use: MemoryUse, limit_bytes: int | None, reserved_share: float) -> Replay | None:
     """Return the replay of what does not fit by far, whatever an allocator would make of it; else
     None.
 
     Args:
         reserved_share: reserved bytes over live ones, of a smaller micro-batch.
     """
-    if limit_bytes is None or use.peak_bytes <= (1 + FAR_BEYOND) * limit_bytes:
+    if limit_bytes is None or use.peak_bytes <= (1 + OVERSIZE_SHARE) * limit_bytes:
         return None
     return Replay(
         use=use,
@@ -284,7 +284,8 @@ def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocat
 
 
 def on_cpu(events: Sequence[Event], limit_bytes: int | None) -> Replay:
-    """Return the CPU has no caching allocator: what tensors take is what the process asks for."""
+    """Return the replay on a CPU, which has no caching allocator: a process takes what tensors
+    take."""
     use = live_bytes(events, CPU_GRANULE)
     missing = None
     if limit_bytes is not None and use.peak_bytes > limit_bytes:

@@ -41,7 +41,7 @@ _STATES = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """What the formula counts with.
+    """The sizes that the formula counts with.
 
     Attributes:
         trained: parameters that have gradients.
@@ -70,7 +70,7 @@ class Dimensions:
 
 
 def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, int]:
-    """Return bytes of each part of a candidate's peak."""
+    """Return the bytes of each part of a candidate's peak."""
     width = _BYTES.get(str(config.get("dtype", "float32")), 4)
     half = bool(config.get("bf16") or config.get("fp16") or width == 2)
     scale = 1 if width == 2 else 2  # beside float32 weights the residual stream is float32
@@ -92,7 +92,7 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
 
 
 def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
-    """(tokens, vocabulary) of the logits that are held at once."""
+    """Return (tokens, vocabulary) of the logits that are held at once."""
     if size.fused_head:
         return min(size.tokens, TILE[0]), min(size.vocabulary, TILE[1])
     chunked = config.get("loss_type") == "chunked_nll"
@@ -100,7 +100,7 @@ def logits_held(config: Mapping[str, Any], size: Dimensions) -> tuple[int, int]:
 
 
 def _weights_bytes(config: Mapping[str, Any], size: Dimensions, width: int) -> int:
-    """Return bytes of the weights.
+    """Return the bytes of the weights.
 
     parameters x width; of a quantised base: full_width x width + packed x bits / 8 x 9 / 8.
     Packed is all but the embeddings and a head of its own where nothing else is known; the eighth

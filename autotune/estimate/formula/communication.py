@@ -1,4 +1,4 @@
-"""Seconds that processes need for one another, and to move what is offloaded. Pure.
+"""Seconds that processes take to exchange data, and to move what is offloaded. Pure.
 
 Ring algorithms: of `B` bytes among `n` devices each sends (and receives) `(n-1)/n B` for a
 reduce-scatter or an all-gather, twice that for an all-reduce (Patarasuk and Yuan, "Bandwidth
@@ -41,7 +41,7 @@ PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What a training exchanges. Bytes and counts of one device.
+    """The sizes of a training's exchange. Bytes and counts of one device.
 
     Attributes:
         weights: of all weights, in the type they are gathered in.
@@ -106,12 +106,12 @@ def group_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> fl
 
 
 def _gathered(exchange: Exchange) -> float:
-    """Return bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
+    """Return the bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
     return 2 * exchange.weights - exchange.still_gathered
 
 
 def gradients_out_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return seconds of one optimizer step for gradients that are kept on the host.
+    """Return the seconds of one optimizer step for gradients that are kept on the host.
 
     (4 T + c G) / n / host rate: at the last micro-step they are copied in float32. Before, they
     are added up on the device, and kept in the type that is computed in:
@@ -133,7 +133,7 @@ def gradients_out_s(sharding: Sharding, exchange: Exchange, accumulation: int) -
 
 
 def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return seconds of one optimizer step for what is kept on the host: copies, and the update
+    """Return the seconds of one optimizer step for what is kept on the host: copies, and the update
     there.
 
     optimizer   `gradients_out_s` + G / n / host rate + 28 T / n / 5e10
@@ -152,7 +152,7 @@ def moved_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
 def hidden_s(
     sharding: Sharding, exchange: Exchange, accumulation: int, step_time_s: float
 ) -> float:
-    """Return seconds of `gradients_out_s` that the backward passes of a step hide: with
+    """Return the seconds of `gradients_out_s` that the backward passes of a step hide: with
     `overlap_comm` DeepSpeed copies on a stream of its own.
 
     Args:
@@ -164,7 +164,7 @@ def hidden_s(
 
 
 def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return seconds of one optimizer step for what is kept on the disks of the machines.
+    """Return the seconds of one optimizer step for what is kept on the disks of the machines.
 
     states      16 T (1 / read rate + 1 / write rate) / machines
     weights     (2 a W / read rate + W / write rate) / machines
@@ -179,7 +179,7 @@ def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
 
 
 def exchange_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return seconds of one optimizer step that all of it takes."""
+    """Return the seconds of one optimizer step that all of it takes."""
     between_all_bytes = sent_bytes(sharding, exchange, accumulation)
     inside = group_bytes(sharding, exchange, accumulation) / exchange.group_bytes_per_s
     offload_s = moved_s(sharding, exchange, accumulation) + disk_s(sharding, exchange, accumulation)

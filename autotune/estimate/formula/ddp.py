@@ -78,7 +78,7 @@ def broadcast(sizes: Iterable[int]) -> list[Event]:
 
 
 def gradient_sizes(events: Iterable[Event]) -> list[int]:
-    """Return bytes of each gradient of the first optimizer step, in the order in which they
+    """Return the bytes of each gradient of the first optimizer step, in the order in which they
     come."""
     sizes: dict[int, int] = {}
     gradients: list[int] = []
@@ -93,7 +93,7 @@ def gradient_sizes(events: Iterable[Event]) -> list[int]:
 
 
 def buckets(sizes: Iterable[int]) -> list[int]:
-    """Return bytes of the buckets that gradients of these sizes are gathered in."""
+    """Return the bytes of the buckets that gradients of these sizes are gathered in."""
     return [sum(part) for part in in_parts(sizes, [FIRST_BUCKET, BUCKET])]
 
 

@@ -71,7 +71,7 @@ def pinned_excess_bytes(sharding: Sharding, training: OffloadedTraining) -> int:
 
 
 def _flat(sharding: Sharding, training: OffloadedTraining) -> list[float]:
-    """Return bytes of each large buffer: the copy, its gradient, and one in the type computed
+    """Return the bytes of each large buffer: the copy, its gradient, and one in the type computed
     in."""
     share = training.trained / sharding.num_processes
     pieces = [share]
@@ -83,7 +83,8 @@ def _flat(sharding: Sharding, training: OffloadedTraining) -> list[float]:
 
 
 def _small(sharding: Sharding, training: OffloadedTraining) -> float:
-    """Gradients on their way, of stages 1 and 2; those that are added up are pinned one by one."""
+    """Return the bytes of gradients on their way in stages 1 and 2; those added up are pinned one
+    by one."""
     if sharding.zero_stage == 3:
         return 0.0
     added_up = sharding.zero_stage == 2 and training.accumulates

@@ -57,7 +57,7 @@ _FIRST_ID, _GATHERED_ID = 1 << 44, 1 << 45
 
 @dataclass(frozen=True, kw_only=True)
 class Zero:
-    """How a training is divided.
+    """The division of a training among devices.
 
     Attributes:
         stage: 1, 2 or 3.
@@ -90,7 +90,7 @@ class Zero:
         return 2 if self.half else 4
 
     def factors(self) -> dict[str, float]:
-        """By part: a device's bytes over those without ZeRO, with part = 1 / devices."""
+        """Return a device's bytes over those without ZeRO, by part."""
         part = 1 / self.devices
         moments = 2.0 if self.half and not self.wide else 1.0
         states, weights = (0.0 if away else 1.0 for away in self.offloads)
@@ -189,8 +189,9 @@ def _engine(zero: Zero, trained: float) -> list[Event]:
 def _own_steps(
     events: list[Event], part_of: Mapping[int, str], *, computing: int, stepping: int
 ) -> Iterator[Event]:
-    """DeepSpeed's optimizer step in place of the trainer's: a flat float32 gradient of its part,
-    and two tensors of that size, which Adam makes. Else gathered weights are there.
+    """Yield the events with DeepSpeed's optimizer step in place of the trainer's: a flat float32
+    gradient of its part, and two tensors of that size, which Adam makes. Elsewhere gathered weights
+    are there.
 
     Args:
         computing: bytes beside what computes; stepping: beside the step.
@@ -213,7 +214,7 @@ def _own_steps(
 
 
 def _gathered_to_generate(events: list[Event], weights: int) -> Iterator[Event]:
-    """Yield all weights are there while completions are generated."""
+    """Yield the events with all weights gathered while completions are generated."""
     gathered = None
     for number, event in enumerate(events):
         if event[0] == PHASE:

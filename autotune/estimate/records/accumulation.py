@@ -37,13 +37,13 @@ _TWO_MICRO_STEPS = (DATA, MICRO_STEP, "clip", MICRO_STEP, "clip", STEP, "zero_gr
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulation:
-    """What a second micro-step adds to a step.
+    """The additions of a second micro-step to a step.
 
     Attributes:
         batch: how many storages a micro-batch has when it is fetched.
         between: how many events there are between two micro-steps.
-        replaced: what the second micro-step takes the place of, of that which the first one leaves
-            beside gradients: the how-many-th.
+        replaced: which of the storages that the first micro-step leaves beside gradients are
+            replaced by the second; indices in order of their making.
     """
 
     batch: int

@@ -18,10 +18,11 @@ from autotune.estimate.records.layers import Irregular
 
 GENERATION, DECODE = "generation", "decode"
 TOKENS = 6
-"""Enough to be traced of a generation: prompt, one that is not like the others, two, two ends."""
+"""Tokens of a generation that are traced: prompt, one that differs from the others, two, two
+ends."""
 MOST_PASSES = 32
-MOSTLY = 0.75
-"""The part of the last pass that is like that of the others."""
+LEAST_EQUAL = 0.75
+"""The least share of the last pass that equals the others."""
 
 
 def with_all_tokens(
@@ -64,7 +65,7 @@ def with_all_tokens(
 
 
 def without_generations(events: Sequence[Event], *, asleep: bool = False) -> list[Event]:
-    """Return the record as it is where something else generates: without what only generation held.
+    """Return the record without what only generation held, as where vLLM generates.
 
     Args:
         asleep: whether vLLM sleeps in between: then the trainer gives the allocator's cache back
@@ -129,7 +130,7 @@ class _Growth:
         return cls(slope, curve)
 
     def after(self, passes: int, behind: int = 0) -> int:
-        """Return bytes that n passes add which begin `behind` passes after the model pass:
+        """Return the bytes that n passes add which begin `behind` passes after the model pass:
 
         n x (slope + behind x curve) + curve x n (n + 1) / 2
         """
@@ -150,17 +151,17 @@ class _ContinuedGeneration:
         pairs_of_names = itertools.takewhile(
             lambda pair: pair[0] == pair[1], zip(model, last, strict=False)
         )
-        self._alike = sum(1 for _ in pairs_of_names)
-        if self._alike < MOSTLY * len(model):  # it does not prepare another one
+        self._equal_count = sum(1 for _ in pairs_of_names)
+        if self._equal_count < LEAST_EQUAL * len(model):  # it does not prepare another one
             raise Irregular("the last pass of a generation is not like the others")
-        alike = [
+        equal_passes = [
             one_pass.allocations for one_pass, names in zip(passes[:-1], operators, strict=False)
         ]
         if operators[0] != model:
-            alike = alike[-2:]
+            equal_passes = equal_passes[-2:]
         self._growth = [
             _Growth.of(events[-1], *(event[2] for event in events))
-            for events in zip(*alike, strict=True)
+            for events in zip(*equal_passes, strict=True)
         ]
         # What a pass keeps, as the scores of its tokens, is made at once for those not traced.
         later_events = (*self._model.events, *self._last.events)
@@ -215,7 +216,7 @@ class _ContinuedGeneration:
         out = []
         for event in self._last.events:
             place = self._last.place.get(event[1]) if event[0] == ALLOCATE else None
-            if place is not None and place < self._alike:
+            if place is not None and place < self._equal_count:
                 size = event[2] + self._growth[place].after(self._missing, behind=1)
                 out.append((*event[:2], size, *event[3:]))
             else:

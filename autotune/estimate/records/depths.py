@@ -51,7 +51,7 @@ from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS, SUB_GROUP
 from autotune.space.sharding.sharding import Sharding
 
 _ALL = 10**15
-FEWEST, APART, MOST_APART = 6, 2, 8
+FEWEST, DISTANCE, MOST_DISTANCE = 6, 2, 8
 """Six layers have all kinds of stretches."""
 
 
@@ -62,10 +62,10 @@ def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...
     Args:
         adapters: whether only adapters are trained, whose gradients are too small to matter.
     """
-    distance = APART
+    distance = DISTANCE
     parted = sharding.zero_stage in (1, 2) and sharding.offload_optimizer_device == "none"
     if parted and not adapters:
-        distance = min(max(sharding.num_processes, APART), MOST_APART)
+        distance = min(max(sharding.num_processes, DISTANCE), MOST_DISTANCE)
     shallow = (FEWEST, FEWEST + distance)
     return shallow if layers > sum(shallow) else (layers,)
 
@@ -77,7 +77,7 @@ def at_depth(traced_depths: tuple[int, ...], layers: int) -> Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLimits:
-    """What DeepSpeed's stage 3 has at once, however many layers there are. Bytes.
+    """Upper bounds of what DeepSpeed's stage 3 holds at once, for any number of layers. Bytes.
 
     Attributes:
         gathered: weights from which on none are fetched ahead. What is needed at once is gathered
@@ -109,8 +109,8 @@ def live_limits(
 
 
 def with_one_sub_group(deepspeed: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """DeepSpeed's file with one group for an optimizer's step on this device, so that what the step
-    takes grows with each layer alike."""
+    """Return DeepSpeed's file with one group for an optimizer's step on this device: then the
+    memory of the step grows by as much with each layer."""
     zero = (deepspeed or {}).get("zero_optimization", {})
     if deepspeed is None or zero.get("stage") != 3 or "offload_optimizer" in zero:
         return None if deepspeed is None else dict(deepspeed)
@@ -144,7 +144,8 @@ def _by_kind(works: Iterable[tuple[Work, int]]) -> dict[object, list[tuple[Work,
 def _mean_sized(
     counterparts: Sequence[Sequence[tuple[Work, int]]], weights: Weights
 ) -> Counter[Work]:
-    """Operators of one kind that are of another size in each trace, as one of their mean size."""
+    """Return operators of one kind, of another size in each trace, as operators of the mean
+    size."""
     times = weights.interpolate([sum(n for _, n in works) for works in counterparts])
     if not times:
         return Counter()
@@ -162,10 +163,10 @@ def _mean_sized(
 
 Place = tuple[str | int, ...]
 Key = tuple[int, Place]
-"""The how-many-th phase, and where in it."""
+"""(phase index, position in the phase)."""
 _OUTSIDE, _TOP, _END, _INSIDE, _BETWEEN = "outside", "top", "end", "inside", "between"
 _ENDS = 2
-"""So many layers at each end have stretches of their own."""
+"""The layers at each end that have stretches of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +184,7 @@ class Peak:
 
     @property
     def passing_bytes(self) -> int:
-        """What is of no lasting part."""
+        """Bytes that are in no lasting part."""
         return self.live_bytes - sum(self.parts[part] for part in LASTING)
 
 
@@ -219,7 +220,7 @@ def _keys(events: Sequence[Event]) -> list[Key]:
 
 
 def _places(runs: Sequence[int]) -> list[Place]:
-    """Return where in the phase each run of one layer (0: of none) is."""
+    """Return the position in the phase of each run of one layer (0: of none)."""
     places: list[Place | None] = [None] * len(runs)
     for number, sweep in enumerate(_sweeps(runs)):
         order = list(dict.fromkeys(runs[n] for n in sweep))
@@ -299,7 +300,7 @@ def _interpolate_peak(peaks: Sequence[Peak], weights: Weights, limits: LiveLimit
 
 
 def _made_by_a_group(deep: Mapping[str, int], shallow: Mapping[str, int], stepped: int) -> int:
-    """Temporaries T that a step makes beside the gradients of one group, g = `stepped`.
+    """Return the temporaries T of a step beside the gradients of one group, g = `stepped`.
 
     On the line through few layers (G_f, T_f) and all of them (G, T):
 

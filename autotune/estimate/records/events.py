@@ -99,12 +99,12 @@ class Work:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What does not change with the shape of the micro-batch."""
+        """The fields that do not change with the shape of the micro-batch."""
         return (self.operator, self.kind, self.dtype, len(self.dims), self.region)
 
 
 def counted_rows(works: Iterable[tuple[Work, int]]) -> list[list[Any]]:
-    """Work as rows of JSON data, each piece with how often it is done at its end."""
+    """Return work as rows of JSON data, each piece followed by how often it is done."""
     return [[*work.row, times] for work, times in works]
 
 
@@ -116,7 +116,7 @@ def grown(works: Iterable[Work], growth: float) -> list[list[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """What live storages add up to at the peak. Bytes as asked for.
+    """The sums of live storages at the peak. Bytes as asked for.
 
     `parts` is what was live at the peak, by part; they add up to `peak_bytes`.
     """
@@ -140,7 +140,7 @@ def work_from_plain(row: Sequence[Any]) -> Work:
 
 
 class Live:
-    """What is live as a record goes on, by part; each storage rounded up to `granule` bytes."""
+    """The live bytes of a record as it goes on, by part; storages rounded up to `granule` bytes."""
 
     def __init__(self, granule: int = 1) -> None:
         self.total = 0
@@ -156,7 +156,7 @@ class Live:
         return self.total - parts[WEIGHTS] - parts[GRADIENTS] - parts[OPTIMIZER]
 
     def take(self, event: Event) -> bool:
-        """Go on by one event; whether something came to life."""
+        """Go on by one event; return True if a storage came to life."""
         kind, key = event[0], event[1]
         if kind == ALLOCATE:
             size, part = -(-event[2] // self._granule) * self._granule, event[3]
@@ -210,7 +210,7 @@ def live_bytes(events: Iterable[Event], granule: int = 1) -> MemoryUse:
 
 
 def without_empty(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts of which there is something."""
+    """Return the parts that are not empty."""
     return {name: size for name, size in parts.items() if size}
 
 
@@ -243,5 +243,5 @@ def live_after(events: Iterable[Event], live_before: Mapping[int, Event]) -> dic
 
 
 def training_start(events: Iterable[Event]) -> int:
-    """Return where the first batch is fetched: before that a trainer puts its models together."""
+    """Return the index where the first batch is fetched; before it the models are put together."""
     return next((n for n, e in enumerate(events) if e[0] == PHASE and e[1] == DATA), 0)

@@ -32,7 +32,7 @@ OWN_OF_FIRST = 1 << 42
 EMPTY_CACHE: Event = (FREE, -1, NOWHERE)
 _END = ("end", 0)
 _Place = tuple[object, ...]
-"""Name and count of a phase; for other events also what they are, and the how-many-th."""
+"""Name and count of a phase; for other events also their kind, and their number in the phase."""
 
 
 def with_first_step(opening: Sequence[Event], step: Sequence[Event]) -> list[Event]:

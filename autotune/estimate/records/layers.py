@@ -17,7 +17,7 @@ from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, Event,
 
 @dataclass(frozen=True)
 class Ends:
-    """How many stretches are kept as they are, at the beginning and at the end; the one that
+    """Counts of the stretches that are kept at the beginning and at the end; the stretch that
     follows the first ones is copied."""
 
     first: int
@@ -25,7 +25,7 @@ class Ends:
 
     @property
     def smallest(self) -> int:
-        """So many stretches stand for any number of them."""
+        """The fewest stretches that can stand for any number of them."""
         return self.first + 1 + self.last
 
     def between(self, count: int) -> int:
@@ -36,7 +36,7 @@ class Ends:
 LAYERS, CHUNKS = Ends(first=2, last=1), Ends(first=2, last=2)
 
 _Slot = tuple[int, int, str, int]
-"""Phase, run of the stretch in this phase, operator, how many-th storage of it in this run."""
+"""Phase, run of the stretch in this phase, operator, number among its storages in this run."""
 
 
 class Irregular(Exception):
@@ -45,7 +45,7 @@ class Irregular(Exception):
 
 @dataclass(frozen=True)
 class _Axis:
-    """Which repeated stretches are meant: decoder layers or chunks."""
+    """A kind of repeated stretch: decoder layers or chunks."""
 
     layers: bool
 
@@ -127,7 +127,7 @@ class _Resizing:
         return self._out
 
     def _check_frees(self) -> None:
-        """What is freed in the source must be freed in each copy, once."""
+        """Raise Irregular unless each copy frees once what the source frees."""
         freed = Counter(event[1] for event in self._out if event[0] == FREE)
         if any(times > 1 for times in freed.values()):
             raise Irregular("a copy would be freed twice")
@@ -136,7 +136,8 @@ class _Resizing:
             raise Irregular("a copy would never be freed")
 
     def _find_homes(self) -> None:
-        """The stretch of each storage, and its slot: the same in each stretch that makes its like.
+        """Note the stretch of each storage, and its slot, which counterparts in other stretches
+        share.
 
         What only one stretch makes must not shift the others' slots: the last chunk ends with the
         loss, and its backward is the only one that adds to no gradient.
@@ -212,7 +213,7 @@ class _Resizing:
     def _emit_run(
         self, run: list[Event], singles: list[bool], index: int, target: int | None
     ) -> None:
-        """The first copy of a run, with what no other copy does."""
+        """Emit the first copy of a run, with the events that no other copy has."""
         if target is None:
             return
         for single, events in groupby(zip(singles, run, strict=True), key=lambda pair: pair[0]):
@@ -223,7 +224,7 @@ class _Resizing:
                 self._emit(part, index, target)
 
     def _emit(self, run: list[Event], index: int, target: int) -> None:
-        """The events of a run of stretch `index`, as those of stretch `target`."""
+        """Emit the events of a run of stretch `index` as those of stretch `target`."""
         out, region = self._out, self._axis.region(target)
         homes, sources, new_ids = self._home, self._sources, self._new
         shift, count, first_new = target - index, self._wanted_count, self._first_new
@@ -250,7 +251,7 @@ class _Resizing:
                 out.append((kind, new, region))
 
     def _size(self, event: Event, index: int) -> int:
-        """Return bytes of an allocation; the last chunk, which may be a part, counts as a full
+        """Return the bytes of an allocation; the last chunk, which may be a part, counts as a full
         one."""
         if self._axis.layers or index != self._traced_count - 1:
             return int(event[2])
@@ -279,7 +280,7 @@ class _Resizing:
 
 
 def _runs(events: list[Event], axis: _Axis) -> list[tuple[int | None, list[Event]]]:
-    """Neighbouring events of the same stretch together.
+    """Return neighbouring events of the same stretch together.
 
     What is freed between two stretches is told by where it was made. It belongs to the one before:
     a layer's input dies when the layer has been left.

@@ -65,8 +65,7 @@ def divide(events: Sequence[Event]) -> Steps:
 
 
 def without_passing_rows(step: list[Event]) -> list[Event]:
-    """Return the step without what collating its rows makes and drops: there is some for each
-    row."""
+    """Return the step without what collating its rows makes and drops, for each row."""
     end = next((n for n, e in enumerate(step) if e[0] == PHASE and e[1] == MICRO_STEP), 0)
     allocated = {event[1] for event in step[:end] if event[0] == ALLOCATE}
     passing = {event[1] for event in step[:end] if event[0] == FREE and event[1] in allocated}
@@ -240,7 +239,8 @@ def _last_as_full(works: list[Work]) -> list[Work]:
 
 
 def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
-    """(run of its stretch, name, how many-th of that name in this run) of each operator."""
+    """Yield each operator's run of its stretch, its name, and its number among those of that
+    name."""
     runs = Counter[int]()
     for region, run in groupby(works, key=lambda work: work.region):
         runs[region] += 1
@@ -294,7 +294,7 @@ def _interpolate_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
 def whole_record(
     opening: list[Event], step: list[Event], traced_layers: int, layers: int
 ) -> list[Event]:
-    """Opening and step together, with all the model's layers.
+    """Return opening and step together, with all the model's layers.
 
     Raises:
         Irregular: the layers are not alike.

@@ -71,13 +71,13 @@ def since_training(events: list[Event]) -> list[Event]:
 
 
 def on_host(events: Iterable[Event]) -> set[int]:
-    """Return which storages of a record are on the host at last."""
+    """Return the storages that are on the host at the end of a record."""
     allocated = {e[1] for e in events if e[0] == ALLOCATE and e[3] == HOST}
     return allocated | {e[1] for e in events if e[0] == MOVE and e[2] == HOST}
 
 
 def split_by_place(events: list[Event]) -> tuple[list[Event], list[Event]]:
-    """(The events on the device, those on the host); phases are in both."""
+    """Return the events on the device and those on the host; phases are in both."""
     host = on_host(events)
     host_events = [event for event in events if event[0] == PHASE or event[1] in host]
     return [event for event in events if event[0] == PHASE or event[1] not in host], host_events

@@ -1,4 +1,5 @@
-"""Estimated times held against measured ones: correct them, and say how well they rank. Pure."""
+"""Estimated times held against measured ones: factors that correct them, and how they rank.
+Pure."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ _STEPS, _REFITS, _LONGEST = 40, 4, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Coefficients:
-    """What estimates have to be multiplied by, and how well that is known.
+    """The factors that correct estimates, and how well they are known.
 
     Attributes:
         logs: the logarithm of each term's factor, as `TERMS` orders them.
@@ -48,7 +49,7 @@ class Coefficients:
         return float(_terms(parts, self.logs).sum())
 
     def relative_uncertainty(self, parts: TimeParts) -> float:
-        """Half-width of a 95% interval around the corrected time, relative."""
+        """Return the half-width of a 95% interval around the corrected time, relative."""
         shares = _shares(_terms(parts, self.logs))
         variance = float(shares @ np.array(self.covariance) @ shares)
         return _SD_95 * math.sqrt(variance + self.residual**2)
@@ -119,7 +120,7 @@ def _shares(terms: _Array) -> _Array:
 
 
 def rank_correlation(estimated: Sequence[float], measured: Sequence[float]) -> float:
-    """Spearman's: that of the ranks, equal values sharing theirs; 0 where all are equal."""
+    """Return Spearman's correlation; equal values share their rank; 0 where all are equal."""
     ranks = np.array([_ranks(estimated), _ranks(measured)])
     ranks -= ranks.mean(axis=1, keepdims=True)
     size = math.sqrt(np.prod((ranks**2).sum(axis=1)))

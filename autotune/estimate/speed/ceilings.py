@@ -25,7 +25,7 @@ NEIGHBOURS = 8
 """Matmuls of known rate that an unknown one is interpolated from."""
 _CLOSE = 0.05
 """Squared distance, in doublings, below which neighbours hardly weigh more for being nearer."""
-_LIKE = {"float16": "bfloat16", "bfloat16": "float16", "int32": "bfloat16"}
+_SAME_RATE = {"float16": "bfloat16", "bfloat16": "float16", "int32": "bfloat16"}
 """Dtypes that run at the same rate on the devices that have both; sums of products of 8 bits, which
 may run faster."""
 
@@ -138,37 +138,37 @@ class Ceilings:
         slower than float32 does, 8-bit types may run faster.
         """
         dtypes = self._matmuls
-        wishes = (dtype, _LIKE.get(dtype, dtype), "float32")
-        return next((wish for wish in wishes if wish in dtypes), next(iter(dtypes)))
+        choices = (dtype, _SAME_RATE.get(dtype, dtype), "float32")
+        return next((choice for choice in choices if choice in dtypes), next(iter(dtypes)))
 
     def matmul_flops_per_s(self, dtype: str, m: int, k: int, n: int) -> float:
-        """Return rate of a matmul, from the nearest ones known, weighted by distance in
+        """Return the rate of a matmul, from the nearest ones known, weighted by distance in
         doublings."""
         key = (self.dtype_for(dtype), m, k, n)
-        if key not in self._looked_up:
+        if key not in self._known_rates:
             at = [math.log2(max(size, 1)) for size in (m, k, n)]
             rows = ((math.dist(at, sizes) ** 2, rate) for sizes, rate in self._matmuls[key[0]])
             near = nsmallest(NEIGHBOURS, rows)
             weights = [1 / (squared + _CLOSE) for squared, _ in near]
             total = sum(weight * rate for weight, (_, rate) in zip(weights, near, strict=True))
-            self._looked_up[key] = math.exp(total / sum(weights))
-        return self._looked_up[key]
+            self._known_rates[key] = math.exp(total / sum(weights))
+        return self._known_rates[key]
 
     def attention_flops_per_s(
         self, dtype: str, length: int, *, backward: bool, masked: bool, cudnn: bool = False
     ) -> float:
-        """Return rate of fused attention at this length; rows shorter than all known take as long.
-        Where cuDNN's are not known, the others' stand for them."""
+        """Return the rate of fused attention at this length; rows shorter than all known take as
+        long. Where cuDNN's are not known, the others' stand for them."""
         tables = self._attentions
         names, kernels = (self.dtype_for(dtype), "float32"), (cudnn, False) if cudnn else (False,)
-        wishes = [(name, backward, masked, kernel) for name in names for kernel in kernels]
-        table = next((tables[wish] for wish in wishes if wish in tables), None)
+        choices = [(name, backward, masked, kernel) for name in names for kernel in kernels]
+        table = next((tables[choice] for choice in choices if choice in tables), None)
         points = table or next(iter(tables.values()))
         shortest = min(measured_length for measured_length, _ in points)
         return interpolate(points, length) * min(length / shortest, 1.0) ** 2
 
     def bytes_per_s(self, operator: str, dtype: str, moved_bytes: int) -> float:
-        """Return rate of an operator that is bound by bandwidth.
+        """Return the rate of an operator that is bound by bandwidth.
 
         What writes in place makes no result: the fall of the rate where new results are too large
         for the allocator to keep (pages are faulted in again each time) is not its own.
@@ -179,14 +179,14 @@ class Ceilings:
         rates = self._operators.get(operator)
         if rates is None:
             return plain
-        wishes = (dtype, _LIKE.get(dtype), next(iter(rates)))
-        operator_rate = next(rates[wish] for wish in wishes if wish in rates)
+        choices = (dtype, _SAME_RATE.get(dtype), next(iter(rates)))
+        operator_rate = next(rates[choice] for choice in choices if choice in rates)
         return (
             operator_rate if operator_rate > self._most_bytes_per_s else min(operator_rate, plain)
         )
 
     @cached_property
-    def _looked_up(self) -> dict[tuple[str, int, int, int], float]:
+    def _known_rates(self) -> dict[tuple[str, int, int, int], float]:
         return {}
 
     @cached_property
@@ -218,14 +218,14 @@ class Ceilings:
 
 
 def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """y at x, straight in log-log between the points, constant beyond them."""
+    """Return y at x, straight in log-log between the points, constant beyond them."""
     ordered = sorted(points)
     if x <= ordered[0][0]:
         return ordered[0][1]
     for (left, low), (right, high) in zip(ordered, ordered[1:], strict=False):
         if x <= right:
-            way = math.log(x / left) / math.log(right / left)
-            return math.exp((1 - way) * math.log(low) + way * math.log(high))
+            share = math.log(x / left) / math.log(right / left)
+            return math.exp((1 - share) * math.log(low) + share * math.log(high))
     return ordered[-1][1]
 
 
@@ -262,7 +262,7 @@ bits. Taken from there for Blackwell."""
 _CUDNN_ATTENTION_SHARE, _CUDNN_MASKED_SHARE = {False: 0.36, True: 0.36}, 0.74
 """Those of cuDNN's attention, of an H200."""
 OVERHEAD_S = 6e-6
-"""The host's time for one dispatched operator. Accounts of PyTorch's way from Python to the launch
+"""The host's time for one dispatched operator. Accounts of PyTorch's path from Python to the launch
 of a kernel say 5 to 25 us; views, a third of the operators of a training step, launch none and take
 less. It is the host's and not the GPU's: expect a factor of 2."""
 _HOPPER_OVERHEAD_S = 13e-6
@@ -336,7 +336,7 @@ def _filled(length: int) -> float:
 
 
 def _attention_shares(kind: DeviceKind, dtype: str) -> Iterator[tuple[bool, bool, bool, float]]:
-    """(backward, masked, cudnn, share of the peak for long rows)."""
+    """Yield (backward, masked, cudnn, share of the peak for long rows)."""
     kernels = [(False, ATTENTION_SHARE, MASKED_SHARE)]
     if _prefers_cudnn(kind, dtype):
         kernels = [

@@ -77,7 +77,7 @@ class ShapeTimes:
 
     @cached_property
     def _log_ratios(self) -> dict[str, dict[Shape, float]]:
-        """log(time / curve) at each traced point, by term, where both are above 0."""
+        """log(time / curve) at each traced point, by term; only where both are above 0."""
         ratios: dict[str, dict[Shape, float]] = {}
         for term, curve in self.curves.items():
             pairs = {
@@ -103,7 +103,7 @@ def _weighted(values: Mapping[Shape, float], shape: Shape) -> float:
 
 
 def _by_tokens(values: Mapping[Shape, float]) -> tuple[list[float], list[float]]:
-    """Logarithms of the tokens of some shapes, ascending, and the mean of the values at each."""
+    """Return the logarithms of the tokens of some shapes, ascending, and the mean value at each."""
     at_place: dict[float, list[float]] = {}
     for (rows, length), value in values.items():
         at_place.setdefault(math.log(rows * length), []).append(value)
@@ -132,14 +132,14 @@ def _basis(shape: Shape, *, scores: bool) -> tuple[float, ...]:
 
 
 def _distance(left: Shape, right: Shape) -> float:
-    """Squared distance of two shapes, in doublings."""
+    """Return the squared distance of two shapes, in doublings."""
     return sum(math.log2(a / b) ** 2 for a, b in zip(left, right, strict=True))
 
 
 def nonnegative_fit(
     values: Sequence[tuple[Sequence[float], float]], *, first: int = 0
 ) -> tuple[float, ...]:
-    """c >= 0 with the least relative error of `c . x` to y, over (x, y); all subsets are tried.
+    """Return the c >= 0 with the least relative error of `c . x` to y, over (x, y), of all subsets.
 
     Where several fit alike, as they do with one value, that of `first` alone is taken.
     """

@@ -50,7 +50,7 @@ class TimeParts:
 
     @property
     def device_s(self) -> float:
-        """What computing alone takes."""
+        """The seconds of computing alone."""
         return self.matmul_s + self.attention_s + self.memory_s
 
     @property
@@ -114,7 +114,7 @@ def in_sequence(parts: Iterable[TimeParts], times: Iterable[float] | None = None
 def work_time(
     works: Iterable[tuple[Work, int]], ceilings: Ceilings, *, masked: bool | None = None
 ) -> TimeParts:
-    """Return seconds of some work, each piece with how often it is done.
+    """Return the seconds of some work, each piece with how often it is done.
 
     Args:
         masked: whether attention gets a mask (padded or flattened rows) and computes all of it;
@@ -146,7 +146,8 @@ def _logits_dtype(works: Sequence[Work]) -> str:
 
 
 def _matmul_s(work: Work, ceilings: Ceilings) -> float:
-    """Return a batch of matmuls fills a device as one that has all their rows."""
+    """Return the seconds of a batch of matmuls, which fills a device like one with all their
+    rows."""
     batch, m, k, n = work.dims
     return work.flops / ceilings.matmul_flops_per_s(work.dtype, batch * m, k, n)
 
@@ -188,5 +189,5 @@ def step_parts(
 
 
 def tokens_per_s(step_s: float, tokens: Sequence[int], accumulation: int) -> float:
-    """Real tokens per second, end to end; `tokens` of each micro-batch of the sample."""
+    """Return the real tokens per second, end to end; `tokens` of each micro-batch of the sample."""
     return accumulation * mean(tokens) / step_s

@@ -36,7 +36,7 @@ _Times = dict[bool, dict[tuple[int, int], TimeParts]]
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a candidate is expected to run at. `parts` are of one optimizer step."""
+    """The expected speed of a candidate. `parts` are of one optimizer step."""
 
     step_time_s: float
     tokens_per_s: float
@@ -157,7 +157,7 @@ def works(shape: ShapeWork) -> list[tuple[Work, int]]:
 
 
 def counted_work(rows: Sequence[Sequence[object]]) -> list[tuple[Work, int]]:
-    """Work from JSON rows, each piece with how often it is done."""
+    """Return the work of JSON rows, each piece with how often it is done."""
     return [(work_from_plain(row[:-1]), int(str(row[-1]))) for row in rows]
 
 

@@ -55,7 +55,7 @@ _DEFAULT_MESH = "_init_default_mesh"
 def engines_on_fake_tensors(
     tracer: Tracer, sharding: Sharding, *, on_cuda: bool, fp16: bool
 ) -> Iterator[None]:
-    """The patches for a trainer that is sharded over a fake world."""
+    """Patch what a trainer that is sharded over a fake world uses."""
     with contextlib.ExitStack() as stack:
         if sharding.distributed_type == DEEPSPEED:
             stack.enter_context(_deepspeed_on_fake_tensors(on_cuda=on_cuda))
@@ -68,16 +68,19 @@ def engines_on_fake_tensors(
 
 @contextlib.contextmanager
 def built_whole() -> Iterator[None]:
-    """Models are made whole, without storage; DeepSpeed's stage 3 divides them afterwards."""
+    """Make models whole, without storage; DeepSpeed's stage 3 divides them afterwards."""
     with replaced(hf_deepspeed, "_hf_deepspeed_config_weak_ref", None):
         yield
 
 
 @contextlib.contextmanager
 def _deepspeed_on_fake_tensors(*, on_cuda: bool) -> Iterator[None]:
-    """No other rank answers whether it has the same lengths; no gradient overflows, which would
-    have the optimizer step left out; the CPU's Adam computes nothing, and no stream is waited for
-    (`_fake_accelerator` has several)."""
+    """Let DeepSpeed run alone and on fake values.
+
+    No other rank is asked whether it has the same lengths; no gradient overflows, so that no
+    optimizer step is left out; the CPU's Adam computes nothing, and no stream is waited for
+    (`_fake_accelerator` has several).
+    """
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -141,8 +144,11 @@ def _cast(dtype: torch.dtype) -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def _looking_for_overflow() -> Iterator[None]:
-    """Stage 3 looks at all gradients of fp16 together, on a stream whose memory nothing else gets.
-    A trace is of bf16, where it does not look; `isinf` and `isnan` are these operators."""
+    """Run the check of stage 3 for overflows of fp16, which a trace in bf16 leaves out.
+
+    It looks at all gradients together, on a stream whose memory nothing else gets; `isinf` and
+    `isnan` are these operators.
+    """
     stage3 = importlib.import_module("deepspeed.runtime.zero.stage3").DeepSpeedZeroOptimizer_Stage3
     require(stage3, _CHECKING)
     check = getattr(stage3, _CHECKING)
@@ -159,7 +165,7 @@ def _looking_for_overflow() -> Iterator[None]:
 
 
 def _finite(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """It looks, with what that takes, and finds nothing; a fake tensor's answer is not known."""
+    """Return a check that takes the same memory and finds no overflow; fake tensors hold none."""
 
     def finite(tensor: torch.Tensor) -> torch.Tensor:
         look(tensor)
@@ -177,7 +183,8 @@ class _InPlace:
 
 @contextlib.contextmanager
 def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
-    """Storages that are emptied and filled again are seen; DTensor's own fake tensors are not."""
+    """Let the tracer see storages that are emptied and filled again, and not DTensor's fake
+    tensors."""
     require(fsdp_param, *_RESIZING)
     require(ShardingPropagator, _SHAPES)
     with contextlib.ExitStack() as stack:
@@ -194,13 +201,13 @@ def _fsdp_on_fake_tensors(tracer: Tracer, processes: int) -> Iterator[None]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """accelerate tells weights apart by where they lie; fake ones would all lie at 0."""
+    """Return an address of its own for each weight: accelerate tells weights apart by it."""
     address: int = tensor.untyped_storage()._cdata
     return address
 
 
 def _noting_resize(tracer: Tracer, resize: Callable[..., None]) -> Callable[[torch.Tensor], None]:
-    """Gathered weights keep their tensors; their storages come and go without an operator."""
+    """Return `resize`, noted: the storages of gathered weights come and go without an operator."""
 
     def resize_and_note(tensor: torch.Tensor) -> None:
         tracer.count_as(tensor, events.COMMUNICATION)
@@ -213,7 +220,7 @@ def _noting_resize(tracer: Tracer, resize: Callable[..., None]) -> Callable[[tor
 
 
 def _without_tracing(tracer: Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
-    """DTensor finds shapes on fake tensors of its own, also where those that it holds are real."""
+    """Return the function, untraced: DTensor finds shapes on fake tensors of its own."""
 
     def untraced(*args: Any) -> Any:
         tracer.paused = True
@@ -264,7 +271,7 @@ def sharded_config(
 
 @contextlib.contextmanager
 def fake_world(sharding: Sharding, rank: int) -> Iterator[None]:
-    """This process is one of as many as there would be, and the only one."""
+    """Make this process a rank of a world in which it is the only one."""
     environment = dict(os.environ)
     os.environ.update(rank_environment(sharding, rank))
     torch.distributed.init_process_group(
@@ -304,6 +311,6 @@ def _leave() -> None:
 
 
 def _forget_state() -> None:
-    """accelerate's states are kept for a whole process."""
+    """Reset the states that accelerate keeps for a whole process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

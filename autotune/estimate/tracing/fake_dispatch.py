@@ -31,7 +31,7 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _OURS = "autotune"
 """Namespace of operators that are defined here: each makes a tensor."""
 MISSING = object()
-"""What there is of a result that is not known."""
+"""Stands for a result that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Output:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What an operator gives: one output, or a tuple of them."""
+    """The result of an operator: one output, or a tuple of them."""
 
     outputs: tuple[_Output, ...]
     is_tuple: bool

@@ -124,7 +124,7 @@ class _Launched:
 
 
 def float32_adder(tracer: Tracer) -> Callable[..., None]:
-    """`acc += a @ b`: CUDA multiplies halves into a float32 sum without a copy of either."""
+    """Return `acc += a @ b` as CUDA does it: halves into a float32 sum without a copy of either."""
 
     def add(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         if a.dtype not in _HALF:

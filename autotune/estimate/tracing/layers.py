@@ -31,7 +31,7 @@ def decoder_layers(model: Any) -> Any:
 
 
 def signatures(model: Any) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Return names and shapes of the parameters of each decoder layer; empty where none can be
+    """Return the names and shapes of the parameters of each decoder layer; empty where none can be
     told."""
     return [
         [(name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()]

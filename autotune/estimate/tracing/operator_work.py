@@ -43,8 +43,11 @@ def _argument(func: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _attention_dims(func: Any, args: Any, kwargs: Any, *, in_package: bool) -> tuple[int, ...]:
-    """(rows, heads, queries, keys, size). Of rows of several lengths one behind the other: the
-    mean of the queries, each of which sees the longest row's keys, rather too many."""
+    """Return (rows, heads, queries, keys, size).
+
+    Of rows of several lengths one behind the other: the mean of the queries, each with the longest
+    row's keys, rather too many.
+    """
     query, key = (_argument(func, name, args, kwargs) for name in ("query", "key"))
     if not in_package:
         return (*query.shape[:2], query.shape[2], key.shape[2], query.shape[3])
@@ -59,7 +62,7 @@ def _attention_dims(func: Any, args: Any, kwargs: Any, *, in_package: bool) -> t
 def work_of(
     func: Any, name: str, args: Any, kwargs: Any, outs: list[torch.Tensor], region: int
 ) -> Work:
-    """Return what an operator has to do."""
+    """Return the work of an operator."""
     inputs = tensors_in(args, kwargs)
     dtype = _dtype_name((outs or inputs)[0].dtype) if outs or inputs else ""
     kind, flops = "memory", 0

@@ -38,7 +38,7 @@ _FOREACH_MODULES = ("torch.utils._foreach_utils", "torch.optim.optimizer")
 
 @contextlib.contextmanager
 def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
-    """Everything a trace needs; CUDA's choices too where `cuda` is given."""
+    """Patch all that a trace needs; with CUDA's choices where `cuda` is given."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(torch.nn.Module, "to", _to_dtype_only))
         stack.enter_context(eager_branches())
@@ -60,7 +60,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
 
 
 def _to_dtype_only(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Module.to` cannot swap fake parameters; all are on the fake device, so only dtypes move."""
+    """Stand for `Module.to`, which cannot swap fake parameters: only dtypes move."""
     _, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
     if dtype is not None and dtype.is_floating_point:
         for parameter in module.parameters():
@@ -81,14 +81,14 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _keep_one_mode() -> None:
-    """A copied tensor copies its attributes, the fake mode too; it must stay in the same one."""
+    """Keep copied tensors, whose attributes are copied too, in the same fake mode."""
     mode: Any = active_fake_mode()
     mode.__deepcopy__ = lambda _: mode
 
 
 @contextlib.contextmanager
 def eager_branches() -> Iterator[None]:
-    """transformers takes its export branches on fake tensors; it must take those it trains with."""
+    """Keep transformers off the export branches that it takes on fake tensors."""
     with contextlib.ExitStack() as stack:
         for path in _EXPORT_MODULES:
             module = importlib.import_module(path)
@@ -100,7 +100,7 @@ def eager_branches() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recomputation_seen(tracer: Tracer) -> Iterator[None]:
-    """What checkpointing computes again in the backward pass are activations."""
+    """Count as activations what checkpointing computes again in the backward pass."""
     hook: Any = torch.utils.checkpoint._recomputation_hook
 
     class Seen(hook):
@@ -130,7 +130,7 @@ def _known_tolist(tracer: Tracer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generator_states_seen(tracer: Tracer) -> Iterator[None]:
-    """Checkpointing keeps the state of the random generators, always on the CPU."""
+    """Note the states of random generators, which checkpointing keeps on the CPU."""
     original = torch.get_rng_state
 
     def state() -> torch.Tensor:
@@ -144,7 +144,7 @@ def _generator_states_seen(tracer: Tracer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _grouped_mm_of_any_dtype() -> Iterator[None]:
-    """The grouped matmul of mixtures of experts has kernels for more than bfloat16."""
+    """Let the grouped matmul of mixtures of experts take more than bfloat16, as its kernels do."""
     rules: Any = torch._meta_registrations
     original = rules._meta_grouped_mm_common
 
@@ -159,8 +159,8 @@ def _grouped_mm_of_any_dtype() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _weights_unread() -> Iterator[None]:
-    """Where the reference is computed before the training, TRL's trainers name what they keep of it
-    by a hash of the weights: fake ones have none."""
+    """Stand for the hash of the weights by which TRL's trainers name a reference that is computed
+    before the training: fake weights have none."""
     with contextlib.ExitStack() as stack:
         for name in ("dpo", "kto"):
             owner = sys.modules.get(f"trl.trainer.{name}_trainer")
@@ -171,15 +171,15 @@ def _weights_unread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deepspeed_left_alone() -> Iterator[None]:
-    """accelerate imports DeepSpeed, in a second, only to ask whether a model is one of its engines;
-    where none is traced, none is."""
+    """Keep accelerate from importing DeepSpeed, in a second, only to ask whether a model is an
+    engine."""
     with replaced(accelerate.utils.other, "is_deepspeed_available", lambda: False):
         yield
 
 
 @contextlib.contextmanager
 def _foreach_as_on_cuda() -> Iterator[None]:
-    """Gradient clipping and AdamW take their foreach kernels on CUDA by default."""
+    """Let gradient clipping and AdamW take their foreach kernels, as on CUDA."""
     kinds = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
 
     def with_ours() -> list[str]:
@@ -200,7 +200,7 @@ def _foreach_as_on_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cuda_attention(cuda: CudaRules) -> Iterator[None]:
-    """`F.scaled_dot_product_attention` as the kernel that CUDA would take.
+    """Run `F.scaled_dot_product_attention` as the kernel that CUDA would take.
 
     A plain replacement: a TorchFunctionMode is off while `Tensor.backward` runs, and with it the
     recomputation of checkpointed layers.
@@ -245,7 +245,7 @@ def _run_kernel(
     scale: float | None,
     enable_gqa: bool,
 ) -> Any:
-    """Return the operator of the kernel that CUDA would take."""
+    """Run the operator of the kernel that CUDA would take."""
     kernel = cuda.attention(query, key, value, attn_mask)
     if kernel == "math":
         return aten._scaled_dot_product_attention_math(
@@ -277,7 +277,7 @@ def _padded(tensor: Any, *, always: bool = False) -> Any:
 
 
 def _additive(mask: Any, query: Any, key: Any) -> Any:
-    """Return a boolean mask becomes an additive one; the kernels want every row of the batch."""
+    """Return a boolean mask as an additive one, of every row of the batch."""
     if mask.dtype == torch.bool:
         nothing = torch.zeros((), dtype=query.dtype)
         mask = torch.where(mask, nothing, torch.full((), float("-inf"), dtype=query.dtype))

@@ -48,13 +48,13 @@ class StepPhases(transformers.TrainerCallback):
         return loss
 
     def begin(self) -> None:
-        """A micro-step begins."""
+        """Begin a micro-step."""
         self._micro_steps += 1
         self._tracer.enter_phase(MICRO_STEP)
         self._tracer.works = [] if self._micro_steps in {1, *self._last} else None
 
     def end(self, following: str) -> None:
-        """It is done; what follows is the phase of that name."""
+        """End the micro-step; the phase `following` begins."""
         last = self._micro_steps in self._last
         if last:
             self.micro_work.append(self._tracer.works or [])
@@ -64,19 +64,19 @@ class StepPhases(transformers.TrainerCallback):
         self._tracer.enter_phase(following)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """The batches of the first step are fetched next."""
+        """Enter the phase in which the batches of the first step are fetched."""
         self._tracer.enter_phase(DATA)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """The batches of the next step are fetched next."""
+        """Enter the phase in which the batches of the next step are fetched."""
         self._tracer.enter_phase(DATA)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Gradients are clipped; the optimizer steps next."""
+        """Enter the phase of the optimizer's step: gradients are clipped."""
         self._tracer.enter_phase(STEP)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The optimizer has its state now."""
+        """Count the optimizer's state, which is there now, and take the work of its step."""
         self.optimizer_work, self._tracer.works = self._tracer.works or [], None
         optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)
         for parameter, state in optimizer.state.items():
@@ -112,7 +112,8 @@ class ShardedStepPhases(StepPhases):
         self._own_weights = events.HOST if weights_elsewhere else events.WEIGHTS
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """The engine is there. What fake tensors left in cycles dies now; real ones leave none."""
+        """Watch the engine, which is there now. What fake tensors left in cycles dies; real ones
+        leave none."""
         gc.collect()
         if self._engine is not None:
             self._mark_engine_steps(self._engine)
@@ -140,7 +141,7 @@ class ShardedStepPhases(StepPhases):
         engine.step = step
 
     def end(self, following: str) -> None:
-        """Where the engine has stepped already, the micro-step's work has been taken."""
+        """End the micro-step; where the engine has stepped already, its work has been taken."""
         if self._stepped:
             self._stepped = False
             self.optimizer_work, self._tracer.works = self._tracer.works or [], None
@@ -150,7 +151,8 @@ class ShardedStepPhases(StepPhases):
             super().end(following)
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """accelerate's wrapper around an engine has no state, and no work either."""
+        """Go on to the next phase: accelerate's wrapper around an engine has no state and no
+        work."""
         if self._engine is None:
             super().on_optimizer_step(*args, **kwargs)
         else:
@@ -189,7 +191,7 @@ def _attributes(owner: Any, names: Iterable[str]) -> list[Any]:
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Tensors in lists and dictionaries, however deep."""
+    """Yield the tensors in lists and dictionaries, at any depth."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

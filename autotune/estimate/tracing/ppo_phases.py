@@ -113,7 +113,7 @@ class PpoPhases(Phases):
 
     @contextlib.contextmanager
     def _judging(self) -> Iterator[None]:
-        """What is done here is done for each part."""
+        """Count the work done here as done for each part."""
         outer_works, self._tracer.works = self._tracer.works, self.work["judging"]
         yield
         self._tracer.works = outer_works
@@ -143,7 +143,7 @@ class PpoPhases(Phases):
         return torch.full((len(rows), count), self._tracer.token, dtype=rows.dtype)
 
     def _make_up(self) -> None:
-        """The scores of the tokens that are not decoded."""
+        """Make the scores of the tokens that are not decoded."""
         shape = (self._rows, self._vocabulary)
         missing = range(self._length - self._tokens)
         self._scores = [torch.empty(shape, dtype=torch.float32) for _ in missing]

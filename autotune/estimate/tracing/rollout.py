@@ -113,7 +113,7 @@ def free_rewards(rewards: list[Any]) -> list[Any]:
 
 
 def no_reward(completions: list[Any], **_: Any) -> list[float]:
-    """Stands for the functions that reward completions."""
+    """Stand for the functions that reward completions."""
     return [float(index % 2) for index in range(len(completions))]
 
 

@@ -53,7 +53,7 @@ class Phases(ABC):
         return self._micro_step < self._request.micro_steps
 
     def _note(self, name: str) -> None:
-        """Work from here on belongs to `name`."""
+        """Begin the list of work of `name`."""
         self.work[name] = self._tracer.works = []
 
     @property

@@ -270,7 +270,7 @@ def inner_model(model: Any) -> Any:
 
 
 def _chunks(events: list[Any], micro_steps: list[int]) -> list[int]:
-    """Return chunks of the loss met in each optimizer step."""
+    """Return the chunks of the loss met in each optimizer step."""
     chunks: list[int] = [0] * len(micro_steps)
     step_of = [step for step, times in enumerate(micro_steps) for _ in range(times)]
     micro = -1

@@ -52,19 +52,20 @@ class Tracer(TorchDispatchMode):
     """Records the storages of everything dispatched while it is active."""
 
     def __init__(self, vocabulary: int | None, cuda: CudaRules | None) -> None:
-        """`cuda`: whose hidden allocations to put in; None: the CPU as it is."""
+        """Begin with no events; `cuda`: whose hidden allocations to put in; None: the CPU as it
+        is."""
         super().__init__()
         self.events: list[tuple[Any, ...]] = []
         self.works: list[events.Work] | None = None
-        """Where to note the work of operators; None: nowhere."""
+        """The list that work of operators is added to; None: none is noted."""
         self.unknown_values = unknown = UnknownValues()
         self.policy, self.known_values = unknown.policy, unknown.known_values
         self.token: int | None = None
-        """What is drawn where a model generates; None: it is not known."""
+        """The token that a model draws when it generates; None: not known."""
         self.tiles: frozenset[int] = frozenset()
         """Widths that only logits have inside a chunk of the loss."""
         self.phase, self.recomputing, self.paused = "init", False, False
-        """`paused`: whether nothing of what is done now would be done with real tensors."""
+        """`paused`: whether what is done now would not be done with real tensors."""
         self.region = events.NOWHERE
         self._regions: dict[int, int] = {}
         self.vocabulary, self._cuda = vocabulary, cuda
@@ -82,32 +83,32 @@ class Tracer(TorchDispatchMode):
         """True: nothing is compiled here; torch would wrap each of a million calls against it."""
         return False
 
-    # -- what the trainer tells
+    # -- marks of the trainer
 
     def enter_phase(self, name: str) -> None:
-        """The trainer does something else from here on."""
+        """Begin a phase of the trainer."""
         self.phase, self.region = name, events.NOWHERE
         self.events.append((events.PHASE, name, 0))
 
     def empty_cache(self) -> None:
-        """The program gives the allocator's cache back."""
+        """Note that the program gives the allocator's cache back."""
         self.events.append((events.FREE, -1 - len(self.events), events.NOWHERE))
 
     def count_as(self, tensor: torch.Tensor, part: str) -> None:
-        """The tensor's storage belongs to this part from now on."""
+        """Count the tensor's storage in this part from now on."""
         key = self._key(tensor)
         if key is not None and self._part[key] != part:
             self._part[key] = part
             self.events.append((events.MOVE, key, part, self._regions.get(key, 0)))
 
     def belongs_to(self, tensor: torch.Tensor, region: int) -> None:
-        """The tensor is of this layer, wherever it is made or freed."""
+        """Put the tensor into this layer, wherever it is made or freed."""
         key = self._key(tensor)
         if key is not None:
             self._regions[key] = region
 
     def belongs_with(self, tensor: torch.Tensor, neighbour: torch.Tensor) -> None:
-        """The tensor is of the layer that the other one is of."""
+        """Put the tensor into the layer of the other one."""
         key = self._key(neighbour)
         if key in self._regions:
             self.belongs_to(tensor, self._regions[key])
@@ -117,7 +118,7 @@ class Tracer(TorchDispatchMode):
         return [self._with_region(event) for event in merge_accumulation(self.events)]
 
     def _with_region(self, event: events.Event) -> events.Event:
-        """Return which layer a weight belongs to is told only after it was made."""
+        """Return the event with its layer: that of a weight is known only after it was made."""
         if event[0] == events.PHASE or event[-1] != events.NOWHERE:
             return event
         return (*event[:-1], self._regions.get(event[1], events.NOWHERE))
@@ -129,7 +130,7 @@ class Tracer(TorchDispatchMode):
         return None if entry is None else int(entry[0])
 
     def allocate(self, nbytes: int, part: str, operator: str, region: int) -> int:
-        """Return a storage comes to life; its id."""
+        """Note a storage that comes to life; return its id."""
         key = self._next + events.STREAM * self._stream()
         self._next += 1
         self._part[key], self._made_by[key] = part, operator
@@ -139,19 +140,18 @@ class Tracer(TorchDispatchMode):
         return key
 
     def _stream(self) -> int:
-        """Return the stream that the program is on, by a number; there are no others than the
-        CPU's."""
+        """Return the number of the stream that the program is on; all are the CPU's."""
         now = torch.cpu.current_stream()
         if now not in self._streams:
             self._streams.append(now)
         return self._streams.index(now)
 
     def free(self, key: int) -> None:
-        """It dies."""
+        """Note that a storage dies."""
         self.events.append((events.FREE, key, self.region or self._regions.get(key, 0)))
 
     def follow(self, tensor: torch.Tensor, part: str, operator: str, region: int) -> int | None:
-        """Note the tensor's storage if it is new; its id then."""
+        """Note the tensor's storage if it is new; return its id then."""
         tensor = local(tensor)
         storage = tensor.untyped_storage()
         if storage in self._storages or tensor.device.type == "meta":
@@ -161,7 +161,7 @@ class Tracer(TorchDispatchMode):
         return key
 
     def note_resize(self, tensor: torch.Tensor) -> None:
-        """The tensor's storage has another size now, or none; no operator has told of it."""
+        """Note that the tensor's storage was resized or emptied, without an operator."""
         storage = local(tensor).untyped_storage()
         entry = self._storages.pop(storage, None)
         if entry is None:
@@ -171,7 +171,7 @@ class Tracer(TorchDispatchMode):
             self.follow(tensor, self._part[entry[0]], "resize_", self.region)
 
     def _inside(self, func: Any, args: Any, kwargs: Any, out: Any) -> Iterable[int]:
-        """Return sizes of what a kernel allocates and frees inside."""
+        """Return the sizes of what a kernel allocates and frees inside."""
         if self._cuda is not None:
             return self._cuda.scratch_bytes(func, args, out)
         scratch = self._cpu_scratch.bytes(func, args, kwargs, out)
@@ -195,7 +195,8 @@ class Tracer(TorchDispatchMode):
         return events.ACTIVATIONS
 
     def _region_of(self, index: int, count: int, args: Any) -> int:
-        """Outside the layers: an operator over lists makes one storage for each of its inputs."""
+        """Return the layer of an output; an operator over lists makes one storage for each
+        input."""
         if self.region or not args:
             return self.region
         first = args[0]
@@ -245,9 +246,10 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _on_local_tensors(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a DTensor calls operators on what it holds; a mode that is on then sees them.
+        """Run an operator of a DTensor, which calls operators on what it holds, so that they are
+        traced.
 
-        A mode is off while it handles a call. So this one is there twice, and the upper one steps
+        A mode is off while it handles a call. So this one is entered twice, and the upper one steps
         aside.
         """
         if self._aside:
@@ -280,7 +282,7 @@ class Tracer(TorchDispatchMode):
             self.works.append(work_of(func, name, args, kwargs, outs, self.region))
 
     def _note_exchange(self, tensors: list[torch.Tensor]) -> None:
-        """A collective read or wrote them: what is nothing else was made for that."""
+        """Count as communication what a collective reads or writes and no other part has."""
         for tensor in tensors:
             key = self._key(tensor)
             if key is not None and self._part[key] in _PASSING:
@@ -296,7 +298,7 @@ class Tracer(TorchDispatchMode):
             self.events.append(("i", new_key, old))
 
     def _put_in_workspace(self, func: Any, backward: bool) -> None:
-        """cuBLAS keeps one workspace a handle; the autograd thread has a handle of its own."""
+        """Make cuBLAS's workspace, one a handle; the autograd thread has a handle of its own."""
         handle = "backward" if backward else "forward"
         if self._cuda is None or not self._cuda.uses_cublas(func) or handle in self._workspaces:
             return

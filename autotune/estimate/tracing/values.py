@@ -76,7 +76,7 @@ class KnownValues:
         tensor.__dict__["autotune_known_value"] = value
 
     def set_nonzero(self, tensor: torch.Tensor, mask: torch.Tensor) -> None:
-        """A tensor that stands for the indices where `mask` is true, and was made empty."""
+        """Set the values of a tensor of the indices where `mask` is true, which was made empty."""
         value = self.of(mask)
         tensor.__dict__.pop("autotune_known_value", None)
         if value is not None:
@@ -143,10 +143,11 @@ class UnknownValues:
         """Reads of unknown values that had to be answered, by operator."""
         self.known_values = KnownValues()
         self.harmless: Any = WeakIdKeyDictionary()
-        """Tensors that say whether something is wrong: it never is."""
+        """Tensors that tell whether something is wrong: it never is."""
 
     def answer(self, func: Any, args: Any) -> tuple[bool, Any]:
-        """Reads of single values: from what is carried, or by policy."""
+        """Answer a read of a single value, from what is carried or by policy: (whether it is one,
+        value)."""
         if func is aten.equal.default:
             left, right = self.known_values.of(args[0]), self.known_values.of(args[1])
             if left is None or right is None:
@@ -166,7 +167,8 @@ class UnknownValues:
         return True, 1.0 if args[0].dtype.is_floating_point else 1
 
     def without_unknown_shapes(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Operators whose output shape depends on values: the real shape, or else everything."""
+        """Return an operator whose output has a shape, where that depends on values: the real one,
+        or else everything."""
         if func is aten.nonzero.default:
             return aten.empty.memory_format, (self._nonzero_shape(args[0]),), {"dtype": torch.int64}
         if func is aten.masked_select.default:

@@ -47,7 +47,7 @@ class Worst:
 
 @dataclass(frozen=True, kw_only=True)
 class LossChunks:
-    """How TRL divides its loss, or the entropy beside it.
+    """The chunks in which TRL computes its loss, or the entropy beside it.
 
     Attributes:
         rows: positions of a chunk.
@@ -60,7 +60,8 @@ class LossChunks:
 
 
 def chunk_count(worst: Worst, chunks: LossChunks) -> int:
-    """Return chunks in which TRL computes a loss (or the entropy beside it) of this micro-batch."""
+    """Return the chunks in which TRL computes a loss (or the entropy beside it) of this
+    micro-batch."""
     if chunks.labelled_only:
         positions = worst.labelled
     elif worst.flat:
@@ -170,7 +171,7 @@ def smallest_with_chunks(per_size: float, rows_per_chunk: int, *, flat: bool) ->
 
 
 def histogram(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(tokens, padded tokens, how often) of micro-batches, in order of size."""
+    """Return (tokens, padded tokens, count) of micro-batches, in order of size."""
     counts: dict[tuple[int, int], int] = {}
     for size in sizes:
         counts[size] = counts.get(size, 0) + 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
-from autotune.estimate.allocator.replay import Replay, far_beyond, on_cpu, on_cuda, replayed
+from autotune.estimate.allocator.replay import Replay, on_cpu, on_cuda, oversized, replayed
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
 from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.records.layers import CHUNKS, Irregular
@@ -35,8 +35,8 @@ ROOMY = 0.85
 """Where fixed segments take at most so much of the limit, growing ones are not replayed: they take
 no more, but for a page."""
 Shares = tuple[float, ...]
-"""How large the micro-batches of the first step are beside the others; none: as large."""
-LITTLE = 0.005
+"""Sizes of the first step's micro-batches, relative to the others; none: they are as large."""
+SMALL_STEP = 0.005
 """Where an optimizer's step takes so little of the peak for itself, it is not replayed again."""
 Key = tuple[int, int, bool]
 
@@ -73,14 +73,14 @@ class OfflineEstimates(Retracing):
         return MicroBatch(lengths=(length,) * self._per_row, labelled=1.0)
 
     def forget(self) -> None:
-        """What was made of the traces so far is of no use any more."""
+        """Drop what was made of earlier traces."""
         self._replays.forget()
         self._optimizer_traces.clear()
         self.__dict__.pop("_growth", None)
 
     def _check_chunks(self) -> None:
-        """TRL's chunks must be those that are counted, or scaling would follow another rule."""
-        if self.way == DIRECT:
+        """Raise Irregular if TRL's chunks are not those counted here: scaling follows these."""
+        if self.extent == DIRECT:
             return
         for size, length, padded in self.traces.traced():
             shape = self.traces.shape((size, length, padded))
@@ -105,7 +105,7 @@ class OfflineEstimates(Retracing):
         return share
 
     def trace(self) -> None:
-        """Trace all that is needed, in the way that it is to be done now."""
+        """Trace all that is needed, to the current extent."""
         batches: dict[Key, MicroBatch] = {}
         variants = {worst.padded for worst in self._worsts} | ({True} if self._uneven else set())
         if any(worst.size == 1 for worst in self._worsts):
@@ -117,7 +117,7 @@ class OfflineEstimates(Retracing):
             for size in self._sizes[padded].every:
                 batches[size, self._length, padded] = self._micro_batch(size, self._length, padded)
         self._add_short_shapes(batches)
-        all_layers = self.way != FEW_LAYERS
+        all_layers = self.extent != FEW_LAYERS
         self.traces.make(batches, opening=self.opening, all_layers=all_layers)
 
     def _needs_padding(self, size: int) -> bool:
@@ -126,7 +126,7 @@ class OfflineEstimates(Retracing):
     def _sizes_of(self, fitting: list[int]) -> TracedSizes:
         # Liger's chunks are powers of two, which no curve follows.
         each_size = METHODS[self._request.method].loops_over_rows or self._liger
-        if self.way == DIRECT or each_size:
+        if self.extent == DIRECT or each_size:
             return TracedSizes(direct=tuple(sorted(set(fitting))))
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._chunking.labelled_only:
@@ -150,7 +150,7 @@ class OfflineEstimates(Retracing):
         return micro_batch(size, length, flat=self._flat, padded=padded, share=share)
 
     def _add_short_shapes(self, batches: dict[Key, MicroBatch]) -> None:
-        """Shapes of short rows: speed is needed over all the lengths of the data.
+        """Add shapes of short rows: speed is needed over all the lengths of the data.
 
         Padded ones where there are any: what rows without padding take at other lengths follows
         from the same curves (`speed/offline.py`).
@@ -176,7 +176,7 @@ class OfflineEstimates(Retracing):
         return chunk_count(worst, self._chunking)
 
     def _chunks_of(self, lengths: Sequence[int], share: float) -> int:
-        """Return chunks of a micro-batch of which this share is labelled."""
+        """Return the chunks of a micro-batch of which this share is labelled."""
         labelled = sum(max(round(n * share), 1) - 1 for n in lengths)
         return self._chunks(Worst(lengths=tuple(lengths), labelled=labelled, flat=self._flat))
 
@@ -215,7 +215,7 @@ class OfflineEstimates(Retracing):
             passing = self._passing_of(point.optim)
             step = round(base.use.phases.get(STEP, base.use.peak_bytes) + passing)
             if (
-                passing + LARGE_SEGMENT <= LITTLE * base.use.peak_bytes
+                passing + LARGE_SEGMENT <= SMALL_STEP * base.use.peak_bytes
                 and step < base.use.peak_bytes
             ):
                 use = dataclasses.replace(base.use, phases={**base.use.phases, STEP: step})
@@ -255,11 +255,11 @@ class OfflineEstimates(Retracing):
             )
 
     def _traces_with(self, optim: str) -> Traces:
-        """Traces with another optimizer, which keeps the same state."""
+        """Return traces with another optimizer, which keeps the same state."""
         if optim not in self._optimizer_traces:
             config = optimizer_config(self._request.config, optim)
             traces = Traces(dataclasses.replace(self._request, config=config))
-            small, all_layers = self._short_rows(8), self.way != FEW_LAYERS
+            small, all_layers = self._short_rows(8), self.extent != FEW_LAYERS
             traces.make({(self._per_row, 8, False): small}, opening=small, all_layers=all_layers)
             self._optimizer_traces[optim] = traces
         return self._optimizer_traces[optim]
@@ -353,15 +353,15 @@ class PointReplays:
             records[first] = events, on_cuda(events)
         events, use = records[first]
         with without_collector():
-            return self._far_beyond(point, use) or self._closely(point, events, use)
+            return self._scaled_replay(point, use) or self._whole_replay(point, events, use)
 
-    def _far_beyond(self, point: Point, use: MemoryUse) -> Replay | None:
+    def _scaled_replay(self, point: Point, use: MemoryUse) -> Replay | None:
         """Return the replay of a point that does not fit by far, from one that was made; else
         None."""
         share = self._reserved_shares.get(point.expandable_segments)
-        return None if share is None else far_beyond(use, self._request.limit_bytes, share)
+        return None if share is None else oversized(use, self._request.limit_bytes, share)
 
-    def _closely(self, point: Point, events: list[Event], use: MemoryUse) -> Replay:
+    def _whole_replay(self, point: Point, events: list[Event], use: MemoryUse) -> Replay:
         expandable, limit = point.expandable_segments, self._request.limit_bytes
         replay = replayed(events, limit, expandable_segments=expandable, use=use)
         if not replay.retries:  # one that was squeezed under the limit says nothing of others

@@ -1,4 +1,4 @@
-"""Tracing as little as will do, and more where that is found not to do. Pure."""
+"""Traces that are as small as possible, and larger where their records cannot be scaled. Pure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,27 +9,27 @@ from autotune.estimate.records.layers import Irregular
 
 _T = TypeVar("_T")
 FEW_LAYERS, ALL_LAYERS, DIRECT = "few layers", "all layers", "direct"
-WAYS = (FEW_LAYERS, ALL_LAYERS, DIRECT)
+EXTENTS = (FEW_LAYERS, ALL_LAYERS, DIRECT)
 """What is traced: few layers and few sizes; all layers; all sizes, where nothing can be scaled."""
 
 
 class Retracing(ABC):
-    """Has something traced, and has it traced again where its records cannot be scaled."""
+    """Estimates that trace more where the records of a smaller trace cannot be scaled."""
 
     def __init__(self) -> None:
-        self.way = WAYS[0]
+        self.extent = EXTENTS[0]
         self._traced = False
 
     @abstractmethod
     def trace(self) -> None:
-        """Trace all that is needed, `way` says how. Irregular: not in this way."""
+        """Trace all that is needed, as far as `extent` says. Irregular: that is not enough."""
 
     @abstractmethod
     def point(self, point: Point) -> PointReply:
         """Return what one point of the variant takes."""
 
     def order(self, points: Sequence[Point]) -> list[int]:
-        """Return indices of the points, in the order in which they are best answered."""
+        """Return the indices of the points, in the order in which they are best answered."""
         return list(range(len(points)))
 
     def shapes(self) -> list[ShapeWork]:
@@ -58,8 +58,8 @@ class Retracing(ABC):
                     self._traced = True
                 return answer()
             except Irregular:
-                if self.way == WAYS[-1]:
+                if self.extent == EXTENTS[-1]:
                     raise
-                self.way = WAYS[WAYS.index(self.way) + 1]
+                self.extent = EXTENTS[EXTENTS.index(self.extent) + 1]
                 self._traced = False
                 self.forget()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.estimate.allocator.replay import FAR_BEYOND, Replay, on_cpu, replayed
+from autotune.estimate.allocator.replay import OVERSIZE_SHARE, Replay, on_cpu, replayed
 from autotune.estimate.formula.ddp import on_devices
 from autotune.estimate.protocol import (
     EstimateRequest,
@@ -56,7 +56,7 @@ WorkRows = list[list[Any]]
 
 @dataclass(frozen=True)
 class Whole:
-    """What a trace comes to at the model's depth.
+    """The result of a trace at the model's depth.
 
     Attributes:
         generating_bytes: what is live where the policy begins to generate.
@@ -84,10 +84,10 @@ class RolloutEstimates(Retracing):
         super().__init__()
 
     def trace(self) -> None:
-        """Points are traced when they are asked for."""
+        """Trace nothing yet: points are traced when they are asked for."""
 
     def forget(self) -> None:
-        """What was made of fewer layers is of no use any more."""
+        """Drop what was made of fewer layers."""
         self._replies.clear()
         self._steps.clear()
         self._latest = None
@@ -171,7 +171,7 @@ class RolloutEstimates(Retracing):
         self, point: Point, rollout: Rollout, prompts: list[int]
     ) -> RolloutTraceRequest:
         fields = self._fields(rollout)
-        enough = self.way != DIRECT or rollout.length <= TOKENS
+        enough = self.extent != DIRECT or rollout.length <= TOKENS
         return RolloutTraceRequest(
             method=self._request.method,
             config={**self._request.config, **fields},
@@ -228,7 +228,8 @@ class RolloutEstimates(Retracing):
         )
 
     def _step_of(self, optim: str | None) -> tuple[int, WorkRows]:
-        """(bytes that an optimizer's step makes and lets go of, its work), of the whole model."""
+        """Return the bytes that an optimizer's step makes and lets go of, and its work, of the
+        whole model."""
         if optim not in self._steps:
             config = self._request.config
             group = config.get("num_generations", 1)
@@ -273,7 +274,7 @@ class RolloutEstimates(Retracing):
         return self._steps[optim]
 
     def _layers_to_trace(self) -> int | None:
-        traces_few = self._request.layers > LAYERS.smallest + 1 and self.way == FEW_LAYERS
+        traces_few = self._request.layers > LAYERS.smallest + 1 and self.extent == FEW_LAYERS
         return LAYERS.smallest if traces_few else None
 
     def _reply(self, request: RolloutTraceRequest) -> RolloutTraceReply:
@@ -293,16 +294,16 @@ class TooLarge:
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes or 0
-        self._found: list[tuple[Point, PointReply]] = []
+        self._points: list[tuple[Point, PointReply]] = []
 
     def note(self, point: Point, reply: PointReply) -> None:
-        """A point was traced."""
-        if (reply.missing_bytes or 0) > FAR_BEYOND * self._limit:
-            self._found.append((point, reply))
+        """Remember a point that was traced, if it is far too large."""
+        if (reply.missing_bytes or 0) > OVERSIZE_SHARE * self._limit:
+            self._points.append((point, reply))
 
     def smaller_than(self, point: Point) -> PointReply | None:
         """Return what a smaller point takes that is too large; None: there is none."""
-        for other, reply in self._found:
+        for other, reply in self._points:
             accumulates = point.accumulates or self._keeps_no_gradients(reply)
             if is_larger(dataclasses.replace(point, accumulates=accumulates), other):
                 return reply
@@ -315,7 +316,7 @@ class TooLarge:
 
 
 def sizes(point: Point) -> tuple[int, int]:
-    """(completions that are trained on at once, that are generated at once)."""
+    """Return how many completions are trained on at once, and how many generated at once."""
     rollout = Rollout(**point.batching)
     return rollout.micro_batch, rollout.at_once
 
@@ -323,7 +324,7 @@ def sizes(point: Point) -> tuple[int, int]:
 def is_larger(point: Point, other: Point) -> bool:
     """True if a point differs from another one only in that it trains or generates more at once."""
     sizes, others = Rollout(**point.batching), Rollout(**other.batching)
-    alike = dataclasses.replace(
+    resized = dataclasses.replace(
         sizes,
         micro_batch=others.micro_batch,
         accumulation=others.accumulation,
@@ -331,7 +332,7 @@ def is_larger(point: Point, other: Point) -> bool:
     )
     same = dataclasses.replace(point, batching=other.batching, accumulates=other.accumulates)
     return (
-        alike == others
+        resized == others
         and same == other
         and point.accumulates >= other.accumulates
         and sizes.micro_batch >= others.micro_batch

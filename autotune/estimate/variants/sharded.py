@@ -97,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """What was traced with so many layers: the steps in the order in which they were asked for."""
+    """The traces of one number of layers: the steps in the order in which they were asked for."""
 
     layers: int
     steps: list[Step]
@@ -246,9 +246,9 @@ class ContinuedStep:
             reserved += 0 if expandable else round(GAPS * max(peak - traced, 0))
             if self._limits is not None and len(self.steps) > 1:
                 reserved += max(with_room_between_groups(self._peaks, self._limits) - peak, 0)
-        beyond = limit is not None and reserved > limit
+        excessive = limit is not None and reserved > limit
         missing = peak - limit if limit is not None and peak > limit else None
-        gives_back = beyond and missing is None
+        gives_back = excessive and missing is None
         return Replay(
             use=self.use,
             reserved_bytes=limit if gives_back and limit is not None else reserved,
@@ -265,7 +265,7 @@ def work_of_all(traces: Sequence[Depth], weights: Weights, place: int) -> list[t
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What is traced together: micro-batches, at each of the depths."""
+    """Micro-batches that are traced together, at each of the depths."""
 
     worsts: list[Worst]
     traces: list[Depth]
@@ -290,11 +290,11 @@ class ShardedEstimates(Retracing):
         adapters = bool(self._request.config.get("use_peft"))
         shallow = depths(layers, sharding, adapters=adapters)
         self._depths = (
-            shallow if self.way == FEW_LAYERS and not self._request.all_layers else (layers,)
+            shallow if self.extent == FEW_LAYERS and not self._request.all_layers else (layers,)
         )
 
     def forget(self) -> None:
-        """Traces with other layers are of no use any more."""
+        """Drop traces with other layers."""
         self._runs.clear()
 
     def _run(self, point: Point) -> _Run:
@@ -340,7 +340,7 @@ class ShardedEstimates(Retracing):
         for worst in sorted(worsts, key=lambda worst: worst.size):
             kinds.setdefault(_kind(worst), {})[worst.size] = worst
         traced_worsts: list[Worst] = []
-        direct = self.way == DIRECT or METHODS[self._request.method].loops_over_rows
+        direct = self.extent == DIRECT or METHODS[self._request.method].loops_over_rows
         for kind, by_size in kinds.items():
             sizes = list(by_size) if direct else _ends(list(by_size), flat=kind[1])
             traced_worsts += [by_size[size] for size in sizes]

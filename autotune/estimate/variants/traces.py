@@ -33,8 +33,9 @@ from autotune.estimate.tracing.trace import trace_steps
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Records are hundreds of thousands of tuples, which the collector would look through again and
-    again. Not for traces: there it frees what a program leaves behind, as in a real training."""
+    """Switch Python's collector off: it would look through the hundreds of thousands of tuples of a
+    record again and again. Not for traces: there it frees what a program leaves behind, as in a
+    real training."""
     gc.disable()
     try:
         yield
@@ -104,7 +105,7 @@ class Traces:
         return list((Counter(second) - Counter(first)).elements())
 
     def traced(self) -> list[tuple[int, int, bool]]:
-        """(size, length, padded) of everything traced."""
+        """Return (size, length, padded) of everything traced."""
         return list(self._steps)
 
     def first_step(self) -> list[Event]:
@@ -159,7 +160,7 @@ class Traces:
         return list(family.work(size, chunks, self.traced_layers, self._layers()).items())
 
     def growth(self) -> float:
-        """Trainable bytes of the whole model over those of the traced one."""
+        """Return the trainable bytes of the whole model over those of the traced one."""
         deep_record = whole_record(self._opening, [], self.traced_layers, self._layers())
         return gradient_bytes(deep_record) / gradient_bytes(self._opening)
 
@@ -183,7 +184,7 @@ class Traces:
 
 
 def gradient_bytes(events: list[Event]) -> int:
-    """Return bytes of all gradients that a record holds."""
+    """Return the bytes of all gradients that a record holds."""
     sizes = {event[1]: event[2] for event in events if event[0] == ALLOCATE}
     gradients = {event[1] for event in events if event[0] == MOVE and event[2] == GRADIENTS}
     return sum(sizes.get(key, 0) for key in gradients)

@@ -1,4 +1,4 @@
-"""The clocks of `measuring/worker.py`: what a call takes on the CPU, or on a CUDA device.
+"""The clocks of `measuring/worker.py`: the time of a call on the CPU, or on a CUDA device.
 
 On CUDA the device is timed by its own events. A plug of matmuls runs in front, so that the host
 has dispatched what is timed before the device gets to it: else small kernels would be as slow as
@@ -58,7 +58,7 @@ class Clock:
         """Wait until all that was dispatched has been computed."""
 
     def host_bytes_per_s(self) -> float | None:
-        """Return rate of copies between host and device, the mean of both ways; None: there are
+        """Return the rate of copies between host and device, the mean of both ways; None: there are
         none."""
         return None
 
@@ -82,11 +82,12 @@ class CudaClock(Clock):
         return str(torch.cuda.get_device_name(self.device))
 
     def can(self, dtype: str) -> bool:
-        """Older devices compute bfloat16 by detours."""
+        """True if the device computes in this dtype itself; older ones compute bfloat16 by
+        detours."""
         return dtype != "bfloat16" or torch.cuda.get_device_capability(self.device) >= (8, 0)
 
     def prefers_cudnn(self, dtype: str) -> bool:
-        """Hopper and data-centre Blackwell do, in 16 bits."""
+        """True on Hopper and data-centre Blackwell, in 16 bits."""
         capability = torch.cuda.get_device_capability(self.device)
         return dtype != "float32" and rules_of(capability, torch.__version__).cudnn_sdpa_first
 
@@ -103,7 +104,7 @@ class CudaClock(Clock):
         torch.cuda.synchronize(self.device)
 
     def host_bytes_per_s(self) -> float | None:
-        """Return rate of copies from and to pinned memory; None where none may be pinned."""
+        """Return the rate of copies from and to pinned memory; None where none may be pinned."""
         on_device = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device)
         try:
             on_host = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)

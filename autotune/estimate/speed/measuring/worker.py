@@ -49,7 +49,8 @@ Operands = Callable[[], tuple[Any, ...]]
 
 
 def operator_calls(cut: Cut, elements: int) -> Iterator[tuple[Any, Operands]]:
-    """(operator, its operands, made afresh) of those that training spends time in."""
+    """Yield the operators that training spends time in, each with a function that makes
+    operands."""
     rows = max(elements // WIDTH, 1)
 
     def wide() -> torch.Tensor:
@@ -95,7 +96,7 @@ class _Count(TorchDispatchMode):
 
 
 def overhead_s_per_operator(clock: Clock, enough_s: float) -> float:
-    """Return seconds of the host for one dispatched operator, views among them.
+    """Return the seconds of the host for one dispatched operator, views among them.
 
     Forward and backward, in mixed precision, of a transformer so small that the device has nothing
     to do; half of the steps with checkpointing. Known error: what is computed again under
@@ -154,7 +155,7 @@ KEPT_BYTES = 1 << 26
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What to measure.
+    """The sizes of what is measured.
 
     Attributes:
         dtypes: of matmuls and attention; those that the device cannot are left out.
@@ -249,7 +250,7 @@ class Bench:
         self._next = 0
 
     def ceilings(self) -> Ceilings:
-        """Return everything, in seconds."""
+        """Measure all rates and times of the device."""
         overhead = overhead_s_per_operator(self._clock, self._sizes.overhead_seconds)
         bandwidth = tuple(self._bandwidth())
         matmul: list[MatmulRate] = []
@@ -275,7 +276,7 @@ class Bench:
     # -- operands and results
 
     def _use(self, dtype: str) -> None:
-        """Operands are of this dtype from now on."""
+        """Let operands be of this dtype from now on."""
         kind = getattr(torch, dtype)
         largest = 2 * max(self._sizes.matmul) ** 2
         elements = max(self._sizes.buffer_bytes // kind.itemsize, largest)
@@ -311,7 +312,7 @@ class Bench:
     # -- the figures
 
     def _bandwidth(self) -> Iterator[Bandwidth]:
-        """Yield rates of products of float32 numbers."""
+        """Yield the rates of products of float32 numbers."""
         self._use("float32")
         for moved_bytes in self._sizes.moved_bytes:
             size = max(moved_bytes // 12, 1)
@@ -322,7 +323,7 @@ class Bench:
         return self._cut(size), self._cut(size)
 
     def _matmuls(self, dtype: str) -> Iterator[MatmulRate]:
-        """Yield rates of a linear layer's output and both of its gradients."""
+        """Yield the rates of a linear layer's output and both of its gradients."""
         most_flops = self._sizes.matmul_flops
         for m, k, n in sorted(product(self._sizes.matmul, repeat=3), key=math.prod):
             flops = 2 * m * k * n
@@ -344,7 +345,7 @@ class Bench:
         return self._cut(k, m).t(), self._cut(k, n)
 
     def _attention(self, dtype: str) -> Iterator[AttentionRate]:
-        """Yield rates of PyTorch's fused attention, causal and with a mask."""
+        """Yield the rates of PyTorch's fused attention, causal and with a mask."""
         for length, masked in product(self._sizes.attention, (False, True)):
             yield from self._attention_of(dtype, length, masked=masked)
             if self._clock.prefers_cudnn(dtype):  # a RuntimeError: it does not take this shape
@@ -354,7 +355,7 @@ class Bench:
     def _attention_of(
         self, dtype: str, length: int, *, masked: bool, cudnn: bool = False
     ) -> Iterator[AttentionRate]:
-        """Forward and backward, one length."""
+        """Yield the rates of one length, forward and backward."""
         batch = max(1, self._sizes.attention_tokens // length)
         shape = (batch, length, HEADS, HEAD_SIZE)
         inputs = tuple(self._cut(*shape).clone().requires_grad_() for _ in range(3))
@@ -373,7 +374,7 @@ class Bench:
         yield AttentionRate(dtype, length, True, masked, BACKWARD * flops / seconds, cudnn)
 
     def _operators(self, dtype: str) -> Iterator[OperatorRate]:
-        """Yield rates of operators that read less, or compute more, than their bytes tell."""
+        """Yield the rates of operators that read less, or compute more, than their bytes tell."""
         for func, operands in operator_calls(self._cut, self._sizes.operator_elements):
             with contextlib.suppress(NotImplementedError, RuntimeError):  # not in this dtype
                 arguments = operands()
@@ -384,7 +385,7 @@ class Bench:
 
 
 def _attend(mask: torch.Tensor | None, *inputs: torch.Tensor) -> Any:
-    """Attention over what a model hands in: heads behind the tokens in memory."""
+    """Run attention on what a model hands in: heads behind the tokens in memory."""
     attention: Any = F.scaled_dot_product_attention
     heads = (tensor.transpose(1, 2) for tensor in inputs)
     return attention(*heads, attn_mask=mask, is_causal=mask is None)

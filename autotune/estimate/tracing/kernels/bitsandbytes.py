@@ -53,7 +53,7 @@ def moments_of(optim: str) -> int | None:
 
 @contextlib.contextmanager
 def bitsandbytes_optimizers(*, on_cuda: bool) -> Iterator[None]:
-    """Trainers get the stand-in where they ask for one of bitsandbytes' optimizers."""
+    """Give trainers the stand-in where they ask for one of bitsandbytes' optimizers."""
     original = transformers.Trainer.get_optimizer_cls_and_kwargs
 
     def optimizer_class(args: Any, model: Any = None) -> Any:
@@ -95,7 +95,7 @@ class StandIn(torch.optim.Optimizer):
         self._copies = copies
 
     def step(self, closure: Any = None) -> None:
-        """Moments of every parameter that has a gradient."""
+        """Update the moments of every parameter that has a gradient."""
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -128,7 +128,7 @@ class StandIn(torch.optim.Optimizer):
 
 
 def _compute_on_copies(parameter: Any, moments: list[Any]) -> None:
-    """What the step of Adam makes on a CPU."""
+    """Make the copies that the step of Adam makes on a CPU."""
     wide_moments = [
         m if m.dtype is torch.float32 else torch.empty_like(m, dtype=torch.float32) for m in moments
     ]
@@ -151,8 +151,7 @@ _library: list[Any] = []
 
 
 def unpack(packed: Any, maxima: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return the kernel that dequantises: one operator, which reads and writes what the real one
-    does."""
+    """Dequantise by one operator, which reads and writes as much as the real kernel."""
     if not _library:
         library = torch.library.Library("autotune", "DEF")
         library.define(
@@ -351,14 +350,14 @@ def _layer(module: Any, shape: Any, policy: Any, model: ModelConfig, on_cuda: bo
 
 @contextlib.contextmanager
 def without_bitsandbytes(*, on_cuda: bool) -> Iterator[None]:
-    """Its optimizers and its layers are stood for, whether it is there or not."""
+    """Let stand-ins take the place of its optimizers and layers, whether it is installed or not."""
     with bitsandbytes_optimizers(on_cuda=on_cuda), adapters_on_quantized(on_cuda=on_cuda):
         yield
 
 
 @contextlib.contextmanager
 def adapters_on_quantized(*, on_cuda: bool) -> Iterator[None]:
-    """peft adapts the stand-ins as it adapts bitsandbytes' layers."""
+    """Let peft adapt the stand-ins as it adapts bitsandbytes' layers."""
     original = lora_model.dispatch_default
     kind = _AdaptedOnCuda if on_cuda else _Adapted
 

@@ -45,7 +45,7 @@ MOST_FLOPS, MOST_BYTES = 5e9, 1 << 29
 
 
 def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
-    """Yield sizes of what a kernel allocates inside and frees before it returns."""
+    """Yield the sizes of what a kernel allocates inside and frees before it returns."""
     if operator in _ARITHMETIC:
         for tensor in args[:2]:
             if isinstance(tensor, torch.Tensor) and tensor.dtype != out.dtype:
@@ -67,14 +67,14 @@ def scratch_bytes(operator: Any, args: Any, out: Any) -> Iterator[int]:
 
 
 def _bytes(value: Any) -> int:
-    """Return bytes of a tensor, or of all in lists of them."""
+    """Return the bytes of a tensor, or of all in lists of them."""
     if isinstance(value, torch.Tensor):
         return int(value.numel() * value.element_size())
     return sum(map(_bytes, value))
 
 
 def _casts_in_place(changed: Any, operand: Any) -> Iterator[int]:
-    """Yield bytes of casts: both operands are read, and the result is written, in their common
+    """Yield the bytes of casts: both operands are read, and the result is written, in their common
     type."""
     common = torch.result_type(changed, operand)
     for tensor in (changed, operand, changed):
@@ -133,7 +133,7 @@ def _measured_bytes(operator: Any, args: Any, kwargs: Any) -> int:
 
 
 def peak_bytes(profiler: Any) -> int:
-    """Peak of the bytes given out while the profiler ran (`profile_memory=True`)."""
+    """Return the peak of the bytes given out while the profiler ran (`profile_memory=True`)."""
     live: dict[int, int] = {}
     current = peak = 0
     for _, size, address in sorted(_allocations(profiler)):
@@ -147,7 +147,7 @@ def peak_bytes(profiler: Any) -> int:
 
 
 def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]]) -> dict[str, int]:
-    """Return the same of each phase.
+    """Return that peak of each phase.
 
     Args:
         marks: (`time.time_ns`, the phase that begins then), in order.
@@ -168,7 +168,8 @@ def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]]) -> dict[str, in
 
 
 def _allocations(profiler: Any) -> Iterator[tuple[int, int, int]]:
-    """(time, bytes or their negative, address) of each event of the allocator, in no order."""
+    """Yield (time, bytes or their negative, address) of each event of the allocator, in no
+    order."""
     nodes = list(profiler.profiler.kineto_results.experimental_event_tree())
     while nodes:
         node = nodes.pop()

@@ -59,7 +59,7 @@ def _flash_backward(query: Any, rows: int, heads: int, keys: int, key_heads: int
 
 @dataclass(frozen=True, kw_only=True)
 class CudaRules:
-    """What the architecture decides.
+    """The decisions that depend on the architecture.
 
     Attributes:
         workspace_bytes: of one cuBLAS handle.
@@ -88,13 +88,14 @@ class CudaRules:
         return "efficient" if aligned and key.shape[1] == query.shape[1] else "math"
 
     def result(self, operator: Any, out: Any) -> Any:
-        """Return what CUDA's kernel returns: statistics of layer norms are never in 16 bits."""
+        """Return the result as CUDA's kernel gives it: statistics of layer norms are never in 16
+        bits."""
         if operator is aten.native_layer_norm.default and out[1].dtype in _HALF:
             return (out[0], out[1].float(), out[2].float())
         return out
 
     def scratch_bytes(self, operator: Any, args: Any, out: Any) -> Iterator[int]:
-        """Yield sizes of what a kernel allocates inside and frees before it returns."""
+        """Yield the sizes of what a kernel allocates inside and frees before it returns."""
         rule = _SCRATCH.get(operator)
         return iter(()) if rule is None else rule(args, out)
 
@@ -110,7 +111,7 @@ def _sdpa_flash_backward(args: Any, out: Any) -> Iterator[int]:
 
 
 def _flash_attn_backward(args: Any, out: Any) -> Iterator[int]:
-    """Yield the package flash-attn's, whose rows may lie one behind the other."""
+    """Yield the scratch of the package flash-attn, whose rows may lie one behind the other."""
     query, key, starts = args[1], args[2], args[6]
     heads, keys = query.shape[-2], key.numel() // (key.shape[-2] * key.shape[-1])
     if starts is None:
@@ -131,7 +132,7 @@ def _efficient_forward(args: Any, out: Any) -> Iterator[int]:
 
 
 def _efficient_backward(args: Any, out: Any) -> Iterator[int]:
-    """Tiles of the queries' gradient, and staged keys' and values' ones for large heads."""
+    """Yield the tiles of the queries' gradient; for large heads also those of keys and values."""
     query, key = args[1], args[2]
     batch, heads, length, size = query.shape
     pairs = batch * heads
@@ -159,7 +160,7 @@ def _multinomial(args: Any, out: Any) -> Iterator[int]:
 
 
 def _embedding_backward(args: Any, out: Any) -> Iterator[int]:
-    """Sorted ids, and float32 sums of at most ten rows each before they are added up."""
+    """Yield sorted ids, and float32 sums of at most ten rows each before they are added up."""
     ids, width = args[1].numel(), out.shape[-1]
     if ids <= MOST_UNSORTED_IDS:
         return
@@ -200,7 +201,7 @@ _TO_FLOAT32 = (
 
 @contextlib.contextmanager
 def dispatched_as_on_cuda() -> Iterator[None]:
-    """CUDA's composites and autocast for tensors of the CPU."""
+    """Dispatch tensors of the CPU as CUDA's: its composites, its autocast."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are overridden
@@ -217,7 +218,7 @@ def dispatched_as_on_cuda() -> Iterator[None]:
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Keeps a mask of one byte an element (`is_fused_kernel_acceptable`)."""
+    """Apply dropout with a mask of one byte an element (`is_fused_kernel_acceptable`)."""
     if p == 0 or not train or not tensor.numel():
         return tensor
     if p == 1:

@@ -28,7 +28,7 @@ _MULTIPLE = 8
 
 @contextlib.contextmanager
 def flash_attention_installed(implementation: Any) -> Iterator[None]:
-    """transformers finds the package of this implementation, if it is one of these."""
+    """Let transformers find the package of this implementation, if it is one of these."""
     number = IMPLEMENTATIONS.get(implementation)
     if number is None:
         yield
@@ -70,7 +70,7 @@ def _rows(
     softcap: float = 0.0,
     deterministic: bool = False,
 ) -> Any:
-    """`flash_attn_func`: rows of one length, as (rows, length, heads, size)."""
+    """Stand for `flash_attn_func`: rows of one length, as (rows, length, heads, size)."""
     return _kernel((q, k, v), (None, None, q.shape[1], k.shape[1]), dropout_p, causal)
 
 
@@ -89,7 +89,7 @@ def _rows_end_to_end(
     softcap: float = 0.0,
     deterministic: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func`: rows one behind the other, as (tokens, heads, size)."""
+    """Stand for `flash_attn_varlen_func`: rows one behind the other, as (tokens, heads, size)."""
     longest = int(max_seqlen_q), int(max_seqlen_k)
     return _kernel((q, k, v), (cu_seqlens_q, cu_seqlens_k, *longest), dropout_p, causal)
 
@@ -116,12 +116,12 @@ class _Padded(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """Return what the places get."""
+        """Return the gradients at the places."""
         (indices,) = context.saved_tensors
         return gradients[0][indices], None, None
 
 
 def _pad(states: Any, indices: Any, batch: int, length: int) -> Any:
-    """`flash_attn.bert_padding.pad_input`."""
+    """Stand for `flash_attn.bert_padding.pad_input`."""
     padded: Any = _Padded.apply(states, indices, batch * length)
     return padded.view(batch, length, *states.shape[1:])

@@ -30,7 +30,7 @@ from autotune.training.patching import replaced, require
 
 @contextlib.contextmanager
 def repeated(tracer: Tracer, times: int) -> Iterator[None]:
-    """What is done inside is done `times` times in all.
+    """Write down what is done inside as if it were done `times` times.
 
     Only for what leaves no storage behind, and lets go of none that was there before.
 
@@ -77,7 +77,7 @@ class _Output(CausalLMOutputWithPast):
 
 @contextlib.contextmanager
 def liger_installed(tracer: Tracer, config: Any) -> Iterator[None]:
-    """The trainer puts these kernels in where the configuration asks for Liger's."""
+    """Let the trainer put these kernels in where the configuration asks for Liger's."""
     if not config.get("use_liger_kernel"):
         yield
         return
@@ -98,14 +98,14 @@ def liger_installed(tracer: Tracer, config: Any) -> Iterator[None]:
 
 
 class _Kernels:
-    """What runs on the GPU, told to a tracer."""
+    """Kernels of the GPU, noted by a tracer."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer, self.add = tracer, float32_adder(tracer)
         self.repeated = functools.partial(repeated, tracer)
 
     def run(self, name: str, *tensors: Any) -> None:
-        """One of Triton's, that reads or writes each of these once."""
+        """Run a kernel of Triton that reads or writes each of these once."""
         moved_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         note(self._tracer, f"liger::{name}", "memory", tensors[0], (), 0, moved_bytes)
 
@@ -129,7 +129,7 @@ def _put_in(model: Any, kernels: _Kernels) -> None:
 
 
 def _with_loss(model: Any, kernels: _Kernels, args: Any, labels: Any, kwargs: Any) -> Any:
-    """`lce_forward`: the logits of a chunk of tokens at a time."""
+    """Stand for `lce_forward`, which makes the logits of a chunk of tokens at a time."""
     count = kwargs.pop("num_items_in_batch", None)
     for name in ("skip_logits", "return_token_accuracy", "use_token_scaling", "logits_to_keep"):
         kwargs.pop(name, None)
@@ -157,7 +157,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, kernels: _Kernels, states: Any, weight: Any) -> Any:
-        """Keeps its input, and a float32 figure for each row."""
+        """Keep the input, and a float32 figure for each row."""
         rows = states.contiguous().view(-1, states.shape[-1])
         out = torch.empty(rows.shape, dtype=rows.dtype)
         deviations = torch.empty(rows.shape[0], dtype=torch.float32)
@@ -168,7 +168,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """Writes into the gradient that it gets."""
+        """Write into the gradient that it gets."""
         rows, weight, _ = context.saved_tensors
         gradient = gradients[0].contiguous()
         sums = None
@@ -184,7 +184,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, kernels: _Kernels, gate: Any, up: Any) -> Any:
-        """`silu(gate) * up`."""
+        """Return `silu(gate) * up`."""
         gate, up = gate.contiguous(), up.contiguous()
         out = torch.empty_like(gate)
         kernels.run("swiglu", gate, up, out)
@@ -194,7 +194,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """Writes the gradients into the inputs, in place."""
+        """Write the gradients into the inputs, in place."""
         gate, up = context.saved_tensors
         context.kernels.run("swiglu_backward", gradients[0].contiguous(), gate, up, gate, up)
         return None, gate, up
@@ -205,7 +205,7 @@ class _Rope(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, kernels: _Kernels, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        """Keeps only the angles."""
+        """Keep only the angles."""
         q, k = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()
         kernels.run("rope", q, q, k, k)
         context.kernels = kernels
@@ -214,7 +214,7 @@ class _Rope(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """Turns the gradients back."""
+        """Turn the gradients back."""
         q, k = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
         context.kernels.run("rope_backward", q, q, k, k)
         return None, q.transpose(1, 2), k.transpose(1, 2), None, None
@@ -256,7 +256,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _different_chunks(tokens: int, size: int) -> Iterator[tuple[int, int]]:
-    """(first token, how many are like it) of the first chunk, those between, and the last.
+    """Yield the first token and the count of the first chunk, of those between, and of the last.
 
     The first one makes what the others find: a cast of the head, workspaces.
     """
@@ -271,7 +271,7 @@ def _different_chunks(tokens: int, size: int) -> Iterator[tuple[int, int]]:
 def _chunk(
     kernels: _Kernels, part: Any, head: Any, buffer: Any, of_part: Any, of_head: Any
 ) -> None:
-    """The logits of a chunk, the gradient of its states, and what it adds to that of the head."""
+    """Make the logits of a chunk, its states' gradient, and what it adds to that of the head."""
     wide = head.t()
     logits = part @ wide if buffer is None else torch.mm(part, wide, out=buffer[: len(part)])
     kernels.run("cross_entropy", logits, logits, logits)
@@ -284,7 +284,7 @@ def _chunk(
 
 
 def _add_product(kernels: _Kernels, of_head: Any, logits: Any, part: Any) -> None:
-    """`of_head += logits.t() @ part`: halves into halves, or into a float32 sum without a copy."""
+    """Do `of_head += logits.t() @ part`: halves into halves, or into float32 without a copy."""
     if logits.dtype not in _HALF:
         of_head += torch.mm(logits.t(), part).float()
     elif of_head.dtype == logits.dtype:

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from autotune.estimate.allocator.replay import FAR_BEYOND
+from autotune.estimate.allocator.replay import OVERSIZE_SHARE
 from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.records.events import ACTIVATIONS, ALLOCATE, FREE, NOWHERE
 from autotune.estimate.variants.micro_batches import Worst
@@ -70,7 +70,7 @@ def test_growing_segments_that_are_planned_alone_are_replayed() -> None:
 
 # The record lives in 120 MiB, for which fixed segments reserve 220.
 @pytest.mark.parametrize(
-    ("limit_mib", "scaled"), [(100, True), (119 / (1 + FAR_BEYOND), True), (115, False)]
+    ("limit_mib", "scaled"), [(100, True), (119 / (1 + OVERSIZE_SHARE), True), (115, False)]
 )
 def test_what_does_not_fit_by_far_follows_from_a_smaller_micro_batch(limit_mib, scaled) -> None:
     some = replays(limit_mib, [USUAL], [])

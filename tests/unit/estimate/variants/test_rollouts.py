@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from autotune.estimate.protocol import Point, PointReply
-from autotune.estimate.variants.rollouts import FAR_BEYOND, TooLarge, is_larger
+from autotune.estimate.variants.rollouts import OVERSIZE_SHARE, TooLarge, is_larger
 from autotune.training.rollout_plan import Rollout
 
 LIMIT = 1000
@@ -71,7 +71,7 @@ def test_where_no_gradients_are_at_the_peak_a_last_micro_step_is_as_large(
 
 @pytest.mark.parametrize(
     ("missing", "skipped"),
-    [(int(FAR_BEYOND * LIMIT) + 1, True), (int(FAR_BEYOND * LIMIT), False), (None, False)],
+    [(int(OVERSIZE_SHARE * LIMIT) + 1, True), (int(OVERSIZE_SHARE * LIMIT), False), (None, False)],
 )
 def test_larger_points_take_the_reply_of_one_that_is_far_beyond_the_limit(missing, skipped):
     found, small = TooLarge(LIMIT), reply(missing)
