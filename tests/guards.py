@@ -29,6 +29,7 @@ GUARDS = {
     "launches": ("autotune/bundle", "autotune/run", "autotune/training"),
     "process": ("autotune/process",),
     "ranks": ("autotune/probe", "autotune/training", "autotune/space/sharding"),
+    "rehearsals": ("scripts/gpu_memory.py", "scripts/gpu.sh", "benchmarks/gpu_memory"),
     "scripts": ("autotune/script",),
     "service": ("autotune/server", "autotune/client.py"),
     "virtual_gpu": ("autotune/probe", "autotune/process", "autotune/training", "autotune/doctor")

@@ -3,6 +3,8 @@
 import json
 import subprocess
 
+import pytest
+
 from tests.cpu.conftest import Command
 from tests.cpu.test_run import FEW, assert_launched, save_chat_model, write_job
 
@@ -10,6 +12,7 @@ ONE = {**FEW, "gradient_checkpointing": False, "per_device_train_batch_size": 4}
 COLUMNS = {"prompt": "instruction", "completion": "output"}
 
 
+@pytest.mark.nightly("launches")
 def test_a_run_renames_columns_and_its_bundle_trains_on_the_renamed_copy(autotune: Command) -> None:
     folder = autotune.folder
     rows = [{"instruction": f"add {n} and {n}", "output": f"it is {2 * n}"} for n in range(60)]

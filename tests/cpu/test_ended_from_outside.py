@@ -7,8 +7,12 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cpu.conftest import Command
 from tests.cpu.test_run import FEW, assert_launched, write_job
+
+pytestmark = pytest.mark.nightly("launches")
 
 
 def trainer_of(folder: Path) -> int | None:

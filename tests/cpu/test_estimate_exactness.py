@@ -57,7 +57,7 @@ def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep
 
 
 @pytest.mark.parametrize(
-    "case", some_of(CASES, {TIED, CHUNKED, FLAT, LORA}, "exactness"), ids=lambda case: case.name
+    "case", some_of(CASES, {TIED, LORA}, "exactness"), ids=lambda case: case.name
 )
 def test_the_estimate_is_the_peak_of_the_real_steps(rows: Sweep, case: Case) -> None:
     row = rows[case]

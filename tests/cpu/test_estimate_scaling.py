@@ -242,7 +242,7 @@ def answered(case: Case, model: Path, server: ChildServer, path: Path) -> Any:
     return reply
 
 
-@pytest.mark.parametrize("name", some_of(CASES, {"full", "on the CPU"}, "exactness"))
+@pytest.mark.parametrize("name", some_of(CASES, {"on the CPU"}, "exactness"))
 def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:

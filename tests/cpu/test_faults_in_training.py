@@ -59,6 +59,7 @@ threading.Thread(target=spoil, daemon=True).start()
 """The first launch finds no memory in its evaluation, the second none in its save."""
 
 
+@pytest.mark.nightly("launches")
 def test_memory_that_runs_out_in_an_evaluation_or_a_save_is_named_so(
     autotune: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.nightly("rehearsals")
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu.sh"
 FIGURES = {
     "peak_allocated_bytes",

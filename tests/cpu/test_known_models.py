@@ -21,6 +21,7 @@ def test_a_plan_takes_the_built_in_shape_and_says_so(
     assert note in plan["notes"]
 
 
+@pytest.mark.nightly("documents")
 def test_what_judges_completions_may_be_a_built_in_shape(
     autotune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
