@@ -38,6 +38,7 @@ def planned(kind: str = "cpu", **fields: Any) -> PlannedAnswer:
     return PlannedAnswer(job=job, plan=made(estimated, job, make_facts(kind)))
 
 
+@pytest.mark.nightly("documents")
 def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient

@@ -151,6 +151,7 @@ def test_estimates_do_not_need_the_package(
         assert found["estimate_bytes"] == known
 
 
+@pytest.mark.nightly("launches")
 @pytest.mark.slow
 @needs_bitsandbytes
 def test_a_quantised_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
