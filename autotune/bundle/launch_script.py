@@ -53,15 +53,6 @@ _MISSING = {
     "reward_model_path": ("named no reward model", "MODEL"),
 }
 """Fields that a launch needs where the job left them open: why, and a placeholder."""
-_ON_DISK = f"""\
-while IFS= read -r folder; do
-    if [ ! -d "$folder" ] || [ ! -w "$folder" ]; then
-        echo "{DEEPSPEED_FILE} keeps states in $folder: make that folder, on an NVMe disk, or" \\
-            "name another one there (nvme_path)" >&2
-        exit 2
-    fi
-done < <(sed -n 's/.*"nvme_path": "\\(.*\\)".*/\\1/p' "$here/{DEEPSPEED_FILE}")
-"""
 _ENOUGH_DEVICES = """\
 IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
 wanted={wanted}
@@ -191,11 +182,6 @@ def sharding_flags(sharding: Sharding) -> list[str]:
     return []
 
 
-def disk(sharding: Sharding) -> str:
-    """Return the lines that refuse a launch without a folder for states that are kept on disk."""
-    return _ON_DISK if sharding.on_disk else ""
-
-
 def launch_script(
     *,
     method: Method,
@@ -221,7 +207,7 @@ def launch_script(
     if sharding.in_group:
         flags.append('--main_process_port "${MASTER_PORT:-0}"')
     lines = "".join(f"    {flag} \\\n" for flag in flags)
-    first = asks(missing) + disk(sharding) + exports(environment)
+    first = asks(missing) + exports(environment)
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: trains with {method.config_file}. Arguments are passed on to TRL, for example
@@ -275,7 +261,7 @@ main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the fir
 nodes="${{NODES:-{machine_count}}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
 {_REFUSALS}\
-{asks(missing)}{disk(sharding)}{exports(variables)}{_own_devices(environment)}\
+{asks(missing)}{exports(variables)}{_own_devices(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {lines}\

@@ -7,8 +7,6 @@ from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.communication import (
-    DISK_READS,
-    DISK_WRITES,
     Exchange,
     exchange_s,
     hidden_s,
@@ -64,11 +62,6 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     if count == 1:
         subject, link = "what is offloaded", what.host_bytes_per_s
     rate = f"{link / 1e9:.0f} GB/s"
-    if sharding.zero_hpz_partition_size > 1:
-        rate += f" (in groups of {sharding.zero_hpz_partition_size} "
-        rate += f"at {what.group_bytes_per_s / 1e9:.0f} GB/s)"
-    if sharding.on_disk:
-        rate += f" (on disk {DISK_READS / 1e9:g} read, {DISK_WRITES / 1e9:g} written)"
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
     behind = f"{format_seconds(hidden)} more hidden by backward passes" if hidden else ""
     note = f"{subject}: {share}, at {rate}, {behind or 'none of it hidden'}"
@@ -125,17 +118,12 @@ def exchanged(settings: Settings) -> Exchange:
     copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
     links = links_of(facts)
     link = _between_devices(links, job, settings.processes)
-    grouped = sharding.zero_hpz_partition_size
-    # No group is spread over machines.
-    at_home = settings.processes // job.devices.nodes % grouped == 0
     return Exchange(
         weights=narrow * facts.model.parameters,
         gradients=(4 if wide and copies else narrow) * trained,
         trained=trained,
         link_bytes_per_s=link,
-        group_bytes_per_s=_inside(links) if at_home else link,
         host_bytes_per_s=host_rate(facts),
-        machines=job.devices.nodes,
         still_gathered=narrow * _still_gathered(settings),
     )
 

@@ -27,10 +27,7 @@ def extensions_of(request: ProbeRequest) -> list[str]:
         return []
     exchange = ["ShareMemCommBuilder"] if request.device_kind == "cpu" else []
     update = ["CPUAdamBuilder"] if sharding.offload_optimizer_device != "none" else []
-    # Of a disk that is not there the probe says so, without waiting for a compiler.
-    is_there = sharding.on_disk and Path(sharding.nvme_path).is_dir()
-    disk = ["AsyncIOBuilder"] if is_there else []
-    return [*exchange, *update, *disk]
+    return [*exchange, *update]
 
 
 def compile_before(server: ChildServer, request: ProbeRequest) -> None:

@@ -16,7 +16,6 @@ from autotune.facts.control_group import memory_kills
 from autotune.facts.host import host_limit
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
-from autotune.probe.nvme_folder import own_folder
 from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_both
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
@@ -87,10 +86,9 @@ def measure(
     folder.path.mkdir(parents=True, exist_ok=True)
     clear_ranks(folder.path)
     kills_before = memory_kills()
-    with own_folder(request) as request_in_folder:
-        write_json(folder.request, request_in_folder.plain())
-        ending = server.run(folder, WORKER, limits, watch, host_meter(request))
-        full = full_disk(_written_to(folder, request_in_folder))
+    write_json(folder.request, request.plain())
+    ending = server.run(folder, WORKER, limits, watch, host_meter(request))
+    full = full_disk((folder.path, Path(tempfile.gettempdir())))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
     killed = memory_kills() > kills_before
@@ -163,15 +161,6 @@ def measure_candidate(
     if folder.path.exists():
         write_json(folder.measurement, measurement.plain())
     return measurement
-
-
-def _written_to(folder: ChildFolder, request: ProbeRequest) -> list[Path]:
-    """Return where a probe writes: its own folder, temporary files, and a disk for what is
-    offloaded."""
-    folders = [folder.path, Path(tempfile.gettempdir())]
-    if request.parsed_sharding.on_disk:
-        folders.append(Path(request.parsed_sharding.nvme_path))
-    return folders
 
 
 def _with_shared_memory(measurement: Measurement) -> Measurement:

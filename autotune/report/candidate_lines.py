@@ -32,11 +32,9 @@ def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
     sharding = sharding_of(candidate.values, 2)
     if NUM_PROCESSES in free and not sharding.in_group:
         return ["on 1"]
-    groups = sharding.zero_hpz_partition_size
     return [
         *([f"on {candidate[NUM_PROCESSES]}"] if NUM_PROCESSES in free else []),
         engine_name(sharding),
-        *([f"in groups of {groups}"] if groups > 1 else []),
     ]
 
 

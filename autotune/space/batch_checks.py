@@ -27,7 +27,6 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     ROLLOUT_CHUNK,
 )
-from autotune.space.sharding.hpz import groups_problem
 from autotune.space.sharding.processes import processes_problem, undivided
 
 
@@ -70,7 +69,7 @@ def batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
             hint=f"the nearest are {nearest}",
         )
     counts = shape.process_counts
-    problem = processes_problem(shape) or undivided(sequences, shape) or groups_problem(shape)
+    problem = processes_problem(shape) or undivided(sequences, shape)
     if problem is not None:
         return problem
     valid = sorted({micro for count in counts for micro in micro_batches(sequences, count)})

@@ -12,7 +12,6 @@ from autotune.space.batch import generation_batches, micro_batches, quarters
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import COMPLETION, GENERATION_BATCH, TENSOR_PARALLEL, VLLM_SHARE
 from autotune.space.sharding.buckets import and_larger, as_transformers
-from autotune.space.sharding.hpz import group_sizes
 from autotune.space.value_words import (
     AND_LARGER,
     AS_NEEDED,
@@ -22,7 +21,6 @@ from autotune.space.value_words import (
     GROWING,
     JOB_BATCH,
     JOB_MAX_LENGTH,
-    MACHINE,
     ONE_EACH,
     QUARTERS,
     SIZES,
@@ -54,8 +52,6 @@ def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_va
         return [shape.job.global_batch_size]
     if word == ONE_EACH:
         return list(shape.process_counts)
-    if word == MACHINE:
-        return group_sizes(shape)
     if word == BY_LENGTH:
         return ["random", "group_by_length"] if facts.data.ragged else ["random"]
     if word == GROWING:

@@ -23,7 +23,6 @@ from autotune.space.knobs import (
     condition_holds,
 )
 from autotune.space.position_checks import Positions
-from autotune.space.sharding.hpz import group_problem
 from autotune.space.vllm.colocated import share_problem
 from autotune.space.vllm.server import division_problem
 
@@ -120,7 +119,6 @@ class Enumeration:
             or completions_problem(shape, self._facts.data.rows, values, sequences or 0)
             or division_problem(shape, self._facts, values)
             or share_problem(shape, self._facts, values)
-            or group_problem(shape, values)
         ) is not None:
             self._exclude(reason, len(self._knobs))
         else:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from autotune.job.job import Job
 from autotune.space.batch import divisors
 from autotune.space.knobs import NUM_PROCESSES, USE_VLLM, VLLM_MODE, VLLM_SERVER
-from autotune.space.sharding.sharding import HPZ, SHARDING_KNOBS
+from autotune.space.sharding.sharding import SHARDING_KNOBS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class JobShape:
             devices=devices,
             shares_with_server=uses_server and devices > 1,
             process_counts=_process_counts(job, shares_with_server=uses_server and devices > 1),
-            may_be_sharded=devices > 1 or bool(pins & (set(SHARDING_KNOBS) - {HPZ})),
+            may_be_sharded=devices > 1 or bool(pins & set(SHARDING_KNOBS)),
         )
 
     @property

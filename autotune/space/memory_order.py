@@ -38,16 +38,14 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
     )
 
 
-def _on_the_device(sharding: Sharding) -> tuple[float, ...]:
+def _on_the_device(sharding: Sharding) -> tuple[int, ...]:
     """Return how much of weights, gradients and states a process keeps on its device: the less that
     is divided and kept elsewhere, the more."""
     stage = sharding.zero_stage
     if sharding.distributed_type == FSDP:
         stage = 3 if sharding.fsdp_reshard_after_forward else 2
-    group_size = sharding.zero_hpz_partition_size
     return (
         -stage,
         sharding.offload_param_device == "none",
         sharding.offload_optimizer_device == "none",
-        0.0 if group_size == 1 else 1 / group_size,
     )

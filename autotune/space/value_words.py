@@ -16,7 +16,7 @@ from autotune.space.knobs import (
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
-from autotune.space.sharding.sharding import BUCKET_SIZE, HPZ, PERSISTENCE, PREFETCHED
+from autotune.space.sharding.sharding import BUCKET_SIZE, PERSISTENCE, PREFETCHED
 
 DIVISORS = "divisors of the global batch"
 JOB_MAX_LENGTH = "the job's max_length"
@@ -26,7 +26,6 @@ QUARTERS = "a device's part of the global batch, and a quarter of it"
 AS_NEEDED = "what the completions need"
 ONE_EACH = "one for each device"
 SIZES = "sizes among which vLLM can divide the model"
-MACHINE = "1, and on several machines the processes of one"
 AS_TRANSFORMERS = "what transformers fills in"
 AND_LARGER = "what transformers fills in, and larger"
 BY_LENGTH = "random, and group_by_length where rows differ in length"
@@ -46,13 +45,11 @@ WORDS: dict[str, tuple[str, ...]] = {
     BUCKET_SIZE: _BUCKETS,
     PREFETCHED: _BUCKETS,
     PERSISTENCE: _BUCKETS,
-    HPZ: (MACHINE,),
 }
 """The words that the values of a knob may be."""
 COUNTS = (
     *(MICRO_BATCH, "max_length", GENERATION_BATCH, GROUP, COMPLETION),
     *(ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, NUM_PROCESSES, TENSOR_PARALLEL, BUCKET_SIZE),
-    HPZ,
 )
 """Knobs that are whole numbers above 0."""
 COUNTS_FROM_ZERO = (PREFETCHED, PERSISTENCE)

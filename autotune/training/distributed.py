@@ -10,7 +10,6 @@ Runs in a child only.
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.process.rank import Place
 from autotune.space.sharding.fsdp import fsdp_environment
-from autotune.space.sharding.sharding import DEEPSPEED, FSDP, HPZ, Sharding, fsdp_name, zero_name
+from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_name
 
 TIMEOUT = timedelta(hours=1)
 """Of a collective; who hangs is found and ended by the parent long before."""
@@ -91,21 +90,6 @@ def overrides(
     if not cuda:
         fields |= STATE_IS_THERE
     return fields
-
-
-def disk_problem(sharding: Sharding) -> str | None:
-    """Return why nothing can be kept on disk; None: it can, or nothing is to be."""
-    if not sharding.on_disk:
-        return None
-    folder = Path(sharding.nvme_path)
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return f"cannot write to the folder {folder}: name one with `fixed: {{nvme_path: ...}}`"
-    from deepspeed.accelerator import get_accelerator
-
-    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
-    if builder is None or not builder.is_compatible():
-        return "DeepSpeed's async I/O needs libaio with its headers (on Debian `libaio-dev`)"
-    return None
 
 
 def all_agree(vote: bool) -> bool:
@@ -177,15 +161,4 @@ def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
         "stage3_param_persistence_threshold": (
             optimizer.parameter_offload.param_numel_persistence_threshold
         ),
-        HPZ: _group_size(optimizer),
     }
-
-
-def _group_size(optimizer: Any) -> int:
-    """Return the number of processes that hold weights once more between them; 1: none do."""
-    sizes = {
-        weight.ds_secondary_tensor_group_size if weight.ds_zero_param_process_group else 1
-        for group in optimizer.fp16_groups
-        for weight in group
-    }
-    return int(max(sizes, default=1))

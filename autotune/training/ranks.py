@@ -34,10 +34,8 @@ class Ranks:
         sharding = spec.parsed_sharding
         if not sharding.in_group:
             return cls()
-        from autotune.training.distributed import disk_problem, overrides
+        from autotune.training.distributed import overrides
 
-        if (problem := disk_problem(sharding)) is not None:
-            raise Unsupported(problem)
         deepspeed = spec.deepspeed
         if deepspeed is not None and accumulation is not None:
             deepspeed = {**deepspeed, ACCUMULATION: accumulation}

@@ -75,9 +75,7 @@ class Case:
             config |= {"use_peft": True, "lora_r": 16, "lora_target_modules": ["all-linear"]}
         deepspeed = None
         if sharding.distributed_type == DEEPSPEED:
-            deepspeed = deepspeed_config(
-                sharding, config, shape["hidden_size"], device_kind="cuda", vocab_size=0
-            )
+            deepspeed = deepspeed_config(sharding, config, shape["hidden_size"], device_kind="cuda")
         return plan_request(
             config,
             layers=shape["num_hidden_layers"],

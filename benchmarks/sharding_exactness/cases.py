@@ -73,7 +73,6 @@ class Case:
     method: str = "sft"
     bucket: int = HIDDEN**2
     overlaps: bool = True
-    hpz: int = 1
     half: bool = False
 
     @property
@@ -90,7 +89,6 @@ class Case:
         words += ["checkpointing"] * self.checkpointing
         words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
         words += ["no overlap"] * (not self.overlaps)
-        words += [f"weights again among {self.hpz}"] * (self.hpz > 1)
         words += ["bf16"] * self.half
         return ", ".join([*words, *[f"{self.accumulation} micro-steps"] * (self.accumulation > 1)])
 
@@ -146,8 +144,6 @@ class Case:
             "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
             "stage3_param_persistence_threshold": 10 * HIDDEN,
         }
-        if self.hpz > 1:
-            zero["zero_hpz_partition_size"] = self.hpz
         if sharding.offload_optimizer_device != "none":
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
         if sharding.offload_param_device != "none":
@@ -182,7 +178,6 @@ def cases() -> Iterator[Case]:
         yield Case(strategy=strategy, bucket=12 * HIDDEN**2, accumulation=2)
         yield Case(strategy=strategy, bucket=HIDDEN**2 // 8, overlaps=False)
     yield Case(strategy="zero 1", overlaps=False, accumulation=2)
-    yield Case(strategy="zero 3", ranks=4, hpz=2)
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, half=True, accumulation=2)
         yield Case(strategy=strategy, half=True, ranks=4, lora=True, checkpointing=True)

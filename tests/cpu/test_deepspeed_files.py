@@ -20,7 +20,7 @@ CPU = {
     "bf16": False,
     "fp16": False,
 }
-OFFLOADS = ("none", "cpu", "nvme")
+OFFLOADS = ("none", "cpu")
 ALL = [
     (stage, optimizer, param)
     for stage in (1, 2, 3)

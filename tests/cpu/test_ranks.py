@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
 
 from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
@@ -109,31 +108,6 @@ def test_one_process_offloads_in_a_group_of_one_and_computes_the_same(
     found, known = (_losses(two.run.path / "probes" / folder)[:12] for folder in ("alone", "DDP"))
     assert found == pytest.approx(known, rel=1e-4)
     assert measured["DDP"].tokens_per_step == 2 * (one.tokens_per_step or 0)
-
-
-NVME = {**STRATEGIES["ZeRO-1"], "zero_stage": 3, "offload_optimizer_device": "nvme"}
-
-
-def test_a_disk_that_is_not_there_is_told(two: Bench, tmp_path: Path) -> None:
-    nowhere = probe(two, "nowhere", **NVME, nvme_path=str(tmp_path / "not there"))
-    assert nowhere.outcome == "unsupported" and "not there" in nowhere.reason
-
-
-@LONG
-def test_states_are_kept_on_a_disk_or_the_reason_is_told(
-    two: Bench, measured: Sweep, tmp_path: Path
-) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    one = probe(two, "on disk", **NVME, nvme_path=str(disk))
-    if not AsyncIOBuilder().is_compatible():
-        assert one.outcome == "unsupported" and "libaio" in one.reason
-        return
-    assert one.outcome == "ok", (one.reason, one.failure)
-    assert one.engine == "ZeRO-3, optimizer on nvme"
-    assert not list(disk.glob("*")), "a probe leaves nothing on the disk"
-    known, found = (_losses(two.run.path / "probes" / name)[:12] for name in ("DDP", "on disk"))
-    assert found == pytest.approx(known, rel=1e-4)
 
 
 @pytest.mark.parametrize("fault", RANK_FAULTS)

@@ -13,7 +13,7 @@ from test_launch_script import bundle, launch, make_spy
 
 from autotune.bundle.launch_script import nodes_script, slurm_script
 from autotune.job.methods import METHODS
-from autotune.space.sharding.sharding import NVME_PATH, Sharding
+from autotune.space.sharding.sharding import Sharding
 
 SRUN = """\
 #!/bin/bash
@@ -52,33 +52,6 @@ def test_each_process_wants_a_gpu(tmp_path):
     gpus = ",".join(map(str, range(8, 16)))
     call = launch(script, cwd=tmp_path, PYTHON=str(spy), CUDA_VISIBLE_DEVICES=gpus)
     assert call["environment"]["CUDA_VISIBLE_DEVICES"] == gpus
-
-
-def on_disk(folder: Path, disk: Path) -> Path:
-    """A bundle that keeps weights on disk, where the user changed the place."""
-    case = CASES["zero3"]()
-    ranked = case.recommendation.chosen
-    values = {**ranked.candidate.values, "offload_param_device": "nvme"}
-    candidate = replace(ranked.candidate, values=values)
-    recommendation = replace(case.recommendation, chosen=replace(ranked, candidate=candidate))
-    script = bundle(folder, "zero3", recommendation=recommendation)
-    file = folder / "deepspeed.json"
-    text = file.read_text(encoding="utf-8").replace(NVME_PATH, str(disk))
-    file.write_text(text, encoding="utf-8")
-    return script
-
-
-def test_states_on_disk_want_their_folder(tmp_path):
-    disk = tmp_path / "fast disk"
-    script = on_disk(tmp_path / "bundle", disk)
-    spy = make_spy(tmp_path / "spy")
-    for name in ("launch.sh", "launch_nodes.sh"):
-        environment = {"PYTHON": str(spy), "NODES": "1"}
-        refusal = launch(script.with_name(name), cwd=tmp_path, **environment)
-        assert (refusal.returncode, refusal.stdout) == (2, "")
-        assert f"keeps states in {disk}" in refusal.stderr
-    disk.mkdir()
-    assert launch(script, cwd=tmp_path, PYTHON=str(spy))["argv"]
 
 
 def test_the_server_takes_no_gpu_that_trains(tmp_path):

@@ -9,7 +9,6 @@ from autotune.bundle.mark import KEY
 from autotune.errors import Problem, nearest
 from autotune.job.fields import MOST_DEVICES
 from autotune.space.sharding.deepspeed import CPU_ADAMW
-from autotune.space.sharding.sharding import HPZ
 
 _SAME = (
     ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
@@ -26,6 +25,7 @@ _SCHEDULES = {
     "WarmupDecayLR": ("linear",),
     "WarmupCosineLR": ("cosine",),
 }
+_GROUPS = "zero_hpz_partition_size"
 
 
 def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
@@ -208,10 +208,10 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
 
 def weights_again(files: LaunchFiles) -> Iterator[Problem]:
     """Yield wrong sizes of the groups that hold a second copy of all weights (hpZ)."""
-    size = number(files.zero.get(HPZ))
+    size = number(files.zero.get(_GROUPS))
     if size is None or size <= 1 or not files.counted:
         return
-    where, count = f"zero_optimization.{HPZ}", files.processes
+    where, count = f"zero_optimization.{_GROUPS}", files.processes
     if files.stage != 3:
         yield files.at_deepspeed(
             where,

@@ -7,12 +7,7 @@ when: Rajbhandari et al., "ZeRO" (arXiv:1910.02054), section 7; torch's `fully_s
 gradients are divided after each micro-step, else once a step.
 
 ZeRO-3 gathers weights for the forward pass and, but for those that are still there, for the
-backward pass. With `zero_hpz_partition_size` (Wang et al., "ZeRO++", arXiv:2306.10209, section 3.2)
-only weights that a step has just changed, in its first forward pass, come from all devices; what is
-gathered later, and what is not trained at all, comes from the device's own group. So it was counted
-in traces of DeepSpeed 0.19.8 on 4 ranks in groups of 2: with all weights trained and 2 micro-steps
-a step gathered them once among 4 (19.4 of 19.4 million), the rest among 2; with adapters these
-alone among 4 (0.8 million), the base always among 2.
+backward pass.
 
 Known error: no message costs time to begin with, links between devices have the full rate of the
 data sheet, and nothing is hidden behind computation but gradients on their way to the host
@@ -31,12 +26,6 @@ HOST_BYTES_PER_S = 5e10
 BACKWARD_SHARE = 0.5
 """Of a step's time that of its backward passes: two thirds without an optimizer's part; less is
 taken."""
-STATE_BYTES = 16
-"""Bytes of one parameter on a disk, read and written once a step: weight, two moments, and the
-gradient that is put beside them (DeepSpeed's `PartitionedOptimizerSwapper`), all in float32."""
-DISK_READS, DISK_WRITES = 6.5e9, 3.5e9
-"""Bytes per second of a machine's disk, assumed to be one of PCIe 4.0 with four lanes (Samsung
-PM9A3 U.2, by its data sheet: heise.de/-4720224); the machine's processes share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +37,7 @@ class Exchange:
         gradients: of all gradients.
         trained: how many parameters have one.
         link_bytes_per_s: between devices, in one direction.
-        group_bytes_per_s: the same inside a group that holds all weights once more.
         host_bytes_per_s: between a device and its host.
-        machines: that all processes are on, each with a disk of its own.
         still_gathered: of weights that ZeRO-3 leaves gathered between the passes.
     """
 
@@ -58,21 +45,18 @@ class Exchange:
     gradients: float
     trained: float
     link_bytes_per_s: float
-    group_bytes_per_s: float
     host_bytes_per_s: float
-    machines: int = 1
     still_gathered: float = 0.0
 
 
 def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return what each of n devices sends to others in one optimizer step, but inside its group.
+    """Return what each of n devices sends to others in one optimizer step.
 
     With W and G bytes of weights and gradients, `a` micro-steps, s = 1 - 1/n:
 
         DDP, ZeRO-1   2 s G
         ZeRO-2        s (a + 1) G
         ZeRO-3        s a (2 W - still gathered + G)
-        ZeRO-3 hpZ    s (a + 1) G, and `group_bytes` inside the group
         FSDP2         s (a g W + G), g = 2 where weights are gathered again for the backward pass
     """
     share = 1 - 1 / sharding.num_processes
@@ -82,32 +66,12 @@ def sent_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> flo
     if sharding.distributed_type != DEEPSPEED:
         return share * 2 * exchange.gradients
     if sharding.zero_stage == 3:
-        reduced = accumulation * exchange.gradients
-        if sharding.zero_hpz_partition_size > 1:
-            return share * (
-                exchange.gradients + reduced
-            )  # changed weights are as large as gradients
-        return share * (accumulation * _gathered(exchange) + reduced)
+        gathered = 2 * exchange.weights - exchange.still_gathered  # for both passes
+        return share * (accumulation * gathered + accumulation * exchange.gradients)
     often = accumulation if sharding.zero_stage == 2 else 1
     return share * (
         often * exchange.gradients + exchange.gradients
     )  # and the updated weights, as large
-
-
-def group_bytes(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return what each device sends inside the group of m that holds all weights once more.
-
-    In one optimizer step (1 - 1/m) (a (2 W - still gathered) - G), at least 0.
-    """
-    if sharding.zero_hpz_partition_size == 1:
-        return 0.0
-    share = 1 - 1 / sharding.zero_hpz_partition_size
-    return share * max(accumulation * _gathered(exchange) - exchange.gradients, 0.0)
-
-
-def _gathered(exchange: Exchange) -> float:
-    """Return the bytes of weights that a micro-step of ZeRO-3 gathers, for both passes."""
-    return 2 * exchange.weights - exchange.still_gathered
 
 
 def gradients_out_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
@@ -163,24 +127,7 @@ def hidden_s(
     return min(gradients_out_s(sharding, exchange, accumulation), BACKWARD_SHARE * step_time_s)
 
 
-def disk_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
-    """Return the seconds of one optimizer step for what is kept on the disks of the machines.
-
-    states      16 T (1 / read rate + 1 / write rate) / machines
-    weights     (2 a W / read rate + W / write rate) / machines
-    """
-    reads = writes = 0.0
-    if sharding.offload_optimizer_device == "nvme":
-        reads = writes = STATE_BYTES * exchange.trained
-    if sharding.offload_param_device == "nvme":
-        reads += accumulation * 2 * exchange.weights
-        writes += exchange.weights
-    return (reads / DISK_READS + writes / DISK_WRITES) / exchange.machines
-
-
 def exchange_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> float:
     """Return the seconds of one optimizer step that all of it takes."""
-    between_all_bytes = sent_bytes(sharding, exchange, accumulation)
-    inside = group_bytes(sharding, exchange, accumulation) / exchange.group_bytes_per_s
-    offload_s = moved_s(sharding, exchange, accumulation) + disk_s(sharding, exchange, accumulation)
-    return between_all_bytes / exchange.link_bytes_per_s + inside + offload_s
+    sent_s = sent_bytes(sharding, exchange, accumulation) / exchange.link_bytes_per_s
+    return sent_s + moved_s(sharding, exchange, accumulation)

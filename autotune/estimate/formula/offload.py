@@ -10,7 +10,7 @@ Source: DeepSpeed 0.19.8, `runtime/zero/stage_1_and_2.py` (`cpu_offload`) and `s
 (`offload_optimizer`, `offload_param`). Stage 3 is held against a trace of the engine
 (`tests/cpu/test_sharded_estimates.py`: within 3%). Known error: in stage 2 a weight that is cut
 between two ranks keeps the whole of its gradient (`tests/cpu/test_public_tables.py`: 5% too low for
-a tiny model on 8 ranks). Not modelled: the buffers of what is kept on NVMe.
+a tiny model on 8 ranks).
 
 On GPUs these buffers, but for the moments, are pinned (`space/sharding/deepspeed.py`), and torch's
 allocator of pinned memory rounds each up to a power of two (`ATen/core/CachingHostAllocator.h`).

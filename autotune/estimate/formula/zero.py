@@ -5,9 +5,7 @@ its size: optimizer states are divided among the devices (stage 1 on), gradients
 weights (stage 3). DeepSpeed keeps weights and gradients in the type it computes in, and beside them
 a float32 copy of what is trained and moments in float32, divided too. Gradients are exchanged in
 buckets; stage 3 gathers weights for use and keeps up to `stage3_max_live_parameters`, and TRL
-gathers all of them to generate (`ds3_gather_for_generation`) or to give them to vLLM. With
-`zero_hpz_partition_size` each device holds a group's part of the weights, too (DeepSpeed lets go of
-that of trained ones at the end of a step and makes it in the next forward pass; here it stays).
+gathers all of them to generate (`ds3_gather_for_generation`) or to give them to vLLM.
 
 Sources: Rajbhandari et al., "ZeRO" (arXiv:1910.02054); DeepSpeed's `runtime/zero/stage_1_and_2.py`
 (`setup_buckets`: one of the whole size whatever the model's, and another one where communication
@@ -64,7 +62,6 @@ class Zero:
         devices: among how many.
         bucket: gradients that are exchanged at a time.
         overlaps: whether they are while others are computed.
-        again: among how many devices all weights are held once more; 1: among none.
         half: whether it computes in 16 bits.
         wide: whether its weights are kept in float32 without ZeRO.
         offloads: whether optimizer states, and weights, are kept elsewhere.
@@ -77,7 +74,6 @@ class Zero:
     wide: bool
     offloads: tuple[bool, bool] = (False, False)
     overlaps: bool = True
-    again: int = 1
 
     @property
     def narrowed(self) -> float:
@@ -94,9 +90,8 @@ class Zero:
         part = 1 / self.devices
         moments = 2.0 if self.half and not self.wide else 1.0
         states, weights = (0.0 if away else 1.0 for away in self.offloads)
-        weights_part = part + (1 / self.again if self.again > 1 else 0.0)
         return {
-            WEIGHTS: weights * self.narrowed * (weights_part if self.stage == 3 else 1.0),
+            WEIGHTS: weights * self.narrowed * (part if self.stage == 3 else 1.0),
             # With the optimizer elsewhere, its gradients go there bucket by bucket.
             GRADIENTS: states * self.narrowed * (part if self.stage >= 2 else 1.0),
             OPTIMIZER: states * moments * part,
@@ -119,7 +114,6 @@ def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden:
         wide=wide,
         offloads=(offloads[0] != "none", offloads[1] != "none"),
         overlaps=sharding.overlap_comm,
-        again=sharding.zero_hpz_partition_size,
     )
 
 

@@ -6,7 +6,6 @@ unless it is expected to be as fast: dividing the optimizer's step can save more
 exchange takes.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from autotune.space.sharding.sharding import (
     sharding_of,
 )
 
-_FARTHER = ("none", "cpu", "nvme")
+_FARTHER = ("none", "cpu")
 
 
 def divides_more_than_it_must(
@@ -68,18 +67,13 @@ def saves_more(first: Sharding, second: Sharding) -> bool:
     return all(a >= b for a, b in steps) and any(a > b for a, b in steps)
 
 
-def _steps(sharding: Sharding) -> tuple[int, int, int, float]:
-    """Return how much is divided, how far away the optimizer and the weights are kept, and among
-    how many processes weights are held once more: the more the less, and none least of all."""
+def _steps(sharding: Sharding) -> tuple[int, int, int]:
+    """Return how much is divided, and how far away the optimizer and the weights are kept."""
     stage = sharding.zero_stage
     if sharding.distributed_type == FSDP:
         stage = 3 if sharding.fsdp_reshard_after_forward else 2
     places = (sharding.offload_optimizer_device, sharding.offload_param_device)
-    group_size = (
-        math.inf if sharding.zero_hpz_partition_size == 1 else sharding.zero_hpz_partition_size
-    )
-    holders = group_size if stage == 3 else 0
-    return stage, _FARTHER.index(places[0]), _FARTHER.index(places[1]), holders
+    return stage, _FARTHER.index(places[0]), _FARTHER.index(places[1])
 
 
 def _sharding(values: Mapping[str, Any]) -> Sharding:

@@ -82,7 +82,6 @@ PLAIN = (
 SPECIAL = ("reward_funcs", "search_space", "training")
 _WORD = re.compile(r"\w[\w.+-]{0,63}|[1-9]\d{0,9} tokens", re.ASCII)
 _TOKEN = re.compile(r"[^\s\x00-\x1f/\\]{1,64}")
-_NO_KNOB = {"nvme_path": "the folder is the operator's to choose"}
 _TRL_REWARDS = re.compile(r"[a-z_]+_reward|get_soft_overlong_punishment", re.ASCII)
 _MOST_VALUES, _MOST_TOGETHER = 64, 256
 """Values of one knob that varies, and combinations of all of them."""
@@ -205,9 +204,7 @@ def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[tuple[Path_, Probl
         for name, value in (knobs if isinstance(knobs, dict) else {}).items():
             if name in allowed.training:
                 continue
-            if name in _NO_KNOB:
-                yield _found(_not_taken(name), section, name, hint=_NO_KNOB[name])
-            elif not _are_words(value) and not _are_lists_of_words(value):
+            if not _are_words(value) and not _are_lists_of_words(value):
                 what = f"`{str(name)[:80]}` takes numbers and words over HTTP"
                 yield _found(what, section, name)
             elif section == "recipe" and isinstance(value, list):

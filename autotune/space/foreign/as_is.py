@@ -72,7 +72,7 @@ def _sharding(pins: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """Return how devices share the training, as knobs that hold together."""
     kind = pins.get(DISTRIBUTED_TYPE)
     zero = {name: pins[name] for name in _OF_ZERO if name in pins}
-    offloads = any(zero.get(name) in ("cpu", "nvme") for name in _OF_ZERO[1:])
+    offloads = any(zero.get(name) == "cpu" for name in _OF_ZERO[1:])
     if kind == DEEPSPEED and zero.get("zero_stage") and (processes > 1 or offloads):
         nowhere = dict.fromkeys((OPTIMIZER_OFFLOAD, PARAM_OFFLOAD), "none")
         return {DISTRIBUTED_TYPE: kind, **nowhere, **zero}

@@ -84,6 +84,9 @@ def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
     return _Loading(copy.deepcopy(dict(data)), {}, name, base).load((), elsewhere=True)[0]
 
 
+_REMOVED_KNOBS, _REMOVED = ("zero_hpz_partition_size", "nvme_path"), "it was removed: leave it out"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """What can be said of a job.
@@ -191,7 +194,8 @@ class _Loading(Draft):
                 valid = {*knobs, ACCUMULATION} if section == "fixed" else set(knobs)
                 if name not in valid:
                     what = f"no knob `{name}`"
-                    self._report((section, name), what, self._nearest(str(name), valid))
+                    hint = _REMOVED if name in _REMOVED_KNOBS else self._nearest(str(name), valid)
+                    self._report((section, name), what, hint)
                 elif section == "recipe" and isinstance(pinned, Mapping) and name in pinned:
                     self._report((section, name), f"`{name}` is under `fixed` too; keep one")
         fields = self._data.get("training")

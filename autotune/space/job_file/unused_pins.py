@@ -11,36 +11,21 @@ from autotune.space.knobs import Knob, condition_holds
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
     DISTRIBUTED_TYPE,
-    NVME_PATH,
     OPTIMIZER_OFFLOAD,
     PARAM_OFFLOAD,
     ZERO_FIELDS,
 )
 
-_FOLDER = "nvme_path"
-_OFFLOADS = {
-    "pin_memory": (("cpu", "nvme"), 2, "cpu"),
-    _FOLDER: (("nvme",), 3, "nvme"),
-}
-"""Fields of what is offloaded: the places that they are for, and a stage and a place to name."""
+_PINNED_MEMORY = "pin_memory"
+"""The field of DeepSpeed's that is for what is offloaded."""
 
 
 def pin_problems(
     job: Job, definition: SpaceDefinition
 ) -> Iterator[tuple[str, str, str, str | None]]:
     """(section, knob, what is wrong, what to do) of pins that do nothing, or cannot be."""
-    in_vain = {name for _, name, _ in without_effect(job, definition)}
     for section, name, condition in without_effect(job, definition):
         yield section, name, f"`{name}` needs `{condition}`", None
-    for section in ("fixed", "recipe"):
-        pins = getattr(job, section)
-        if _FOLDER not in pins or _FOLDER in in_vain:
-            continue
-        for value in pins[_FOLDER] if section == "recipe" else [pins[_FOLDER]]:
-            if not isinstance(value, str) or not value.startswith("/"):
-                what = f"`{_FOLDER}` must be an absolute folder, but got `{as_yaml(value)}`"
-                hint = f"name one on an NVMe disk, like `{NVME_PATH}`"
-                yield section, _FOLDER, what, hint
 
 
 def without_effect(job: Job, definition: SpaceDefinition) -> list[tuple[str, str, str]]:
@@ -84,13 +69,12 @@ def _lacking_condition(knob: Knob, context: dict[str, Any]) -> str | None:
 def _not_offloaded(name: str, job: Job, definition: SpaceDefinition) -> str | None:
     """Return what a field of DeepSpeed's needs where the job never comes to use it."""
     is_sharded = JobShape.of(job).may_be_sharded
-    if name not in _OFFLOADS:
+    if name != _PINNED_MEMORY:
         return None if is_sharded else _pin(DISTRIBUTED_TYPE, DEEPSPEED)
-    places, stage, place = _OFFLOADS[name]
     offloads = [_tried_values(knob, job, definition) for knob in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]
-    if is_sharded and any(place in places for values in offloads for place in values):
+    if is_sharded and any("cpu" in values for values in offloads):
         return None
-    example = f"{DISTRIBUTED_TYPE}: {DEEPSPEED}, zero_stage: {stage}, {OPTIMIZER_OFFLOAD}: {place}"
+    example = f"{DISTRIBUTED_TYPE}: {DEEPSPEED}, zero_stage: 2, {OPTIMIZER_OFFLOAD}: cpu"
     return f"fixed: {{{example}}}"
 
 

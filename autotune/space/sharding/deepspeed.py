@@ -14,9 +14,8 @@ logged: both were seen in real runs of two processes. The schedule is transforme
 
 Sizes of buckets and thresholds are knobs; where nobody chooses they are transformers' own, from the
 hidden size (`buckets.py`); the bucket in which stages 1 and 2 gather updated weights gets the
-size of the one they reduce gradients in. Loss scaling, `aio`
-and buffer counts are DeepSpeed's defaults (`deepspeed/runtime/precision_config.py`,
-`swap_tensor/constants.py`, `zero/offload_config.py`), made explicit.
+size of the one they reduce gradients in. Loss scaling is DeepSpeed's default
+(`deepspeed/runtime/precision_config.py`), made explicit.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +26,6 @@ from autotune.space.sharding.buckets import as_transformers
 from autotune.space.sharding.sharding import (
     BUCKET_SIZE,
     DEEPSPEED,
-    HPZ,
     PERSISTENCE,
     PREFETCHED,
     Sharding,
@@ -43,8 +41,6 @@ FILLED_BY_TRAINER = (
     f"zero_optimization.{PERSISTENCE}",
 )
 """What transformers fills in where a file says `auto`."""
-PARAM_BUFFER = 100_000_000
-"""Elements of a buffer for weights from disk, at least: DeepSpeed's default."""
 MAX_REUSE_DISTANCE = 1_000_000_000
 """Elements that may be used in between, and weights stay gathered for their next use: DeepSpeed's
 default, as the next two."""
@@ -60,7 +56,6 @@ def deepspeed_config(
     hidden_size: int | None,
     *,
     device_kind: str,
-    vocab_size: int | None = None,
 ) -> dict[str, Any]:
     """Return the file as data, every value resolved.
 
@@ -69,9 +64,8 @@ def deepspeed_config(
         config: the flat configuration of the training (`space/settings.py`).
         hidden_size: of the model; None: it has none, and sizes are DeepSpeed's defaults.
         device_kind: `cuda` or `cpu`; only for GPUs is memory pinned, unless it is said.
-        vocab_size: of the model, where weights are kept on disk: the largest is the embedding.
     """
-    file: dict[str, Any] = {
+    return {
         "train_micro_batch_size_per_gpu": config["per_device_train_batch_size"],
         "gradient_accumulation_steps": config["gradient_accumulation_steps"],
         **_clipping(config),
@@ -79,21 +73,12 @@ def deepspeed_config(
         "fp16": _fp16(bool(config.get("fp16"))),
         "zero_optimization": {
             **_zero(sharding, hidden_size),
-            **_offload(sharding, device_kind, (hidden_size or 0) * (vocab_size or 0)),
+            **_offload(sharding, device_kind),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": True,
         "wall_clock_breakdown": False,
     }
-    if sharding.on_disk:
-        file["aio"] = {
-            "block_size": 1_048_576,
-            "queue_depth": 8,
-            "intra_op_parallelism": 1,
-            "single_submit": False,
-            "overlap_events": True,
-        }
-    return file
 
 
 def auto_config(
@@ -131,13 +116,7 @@ def deepspeed_of(
     """
     if sharding.distributed_type != DEEPSPEED:
         return None
-    return make(
-        sharding,
-        config,
-        facts.model.hidden_size,
-        device_kind=facts.device.kind,
-        vocab_size=facts.model.vocab_size,
-    )
+    return make(sharding, config, facts.model.hidden_size, device_kind=facts.device.kind)
 
 
 def _clipping(config: Mapping[str, Any]) -> dict[str, float]:
@@ -186,33 +165,19 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
         "stage3_max_live_parameters": MAX_LIVE_PARAMETERS,
         "stage3_max_reuse_distance": MAX_REUSE_DISTANCE,
         "stage3_gather_16bit_weights_on_model_save": True,
-        HPZ: sharding.zero_hpz_partition_size,
+        "zero_hpz_partition_size": 1,
     }
 
 
-def _offload(sharding: Sharding, device_kind: str, largest: int) -> dict[str, dict[str, Any]]:
-    """Return where optimizer states and weights are kept while they are not used.
-
-    Args:
-        largest: elements of the largest weight; each process reads its part of it at once.
-    """
+def _offload(sharding: Sharding, device_kind: str) -> dict[str, dict[str, Any]]:
+    """Return where optimizer states and weights are kept while they are not used."""
     pinned = device_kind == "cuda" if sharding.pin_memory is None else sharding.pin_memory
-    sections: dict[str, dict[str, Any]] = {}
-    if sharding.offload_optimizer_device != "none":
-        device = sharding.offload_optimizer_device
-        sections["offload_optimizer"] = {"device": device, "pin_memory": pinned}
-        if device == "nvme":
-            # Of each weight: itself, its gradient and two moments.
-            sections["offload_optimizer"] |= {"nvme_path": sharding.nvme_path, "buffer_count": 4}
-    if sharding.offload_param_device != "none":
-        device = sharding.offload_param_device
-        sections["offload_param"] = {"device": device, "pin_memory": pinned}
-        if device == "nvme":
-            part = -(-largest // sharding.num_processes)
-            sections["offload_param"] |= {
-                "nvme_path": sharding.nvme_path,
-                "buffer_count": 5,
-                "buffer_size": max(PARAM_BUFFER, part),
-                "max_in_cpu": 1_000_000_000,
-            }
-    return sections
+    places = {
+        "offload_optimizer": sharding.offload_optimizer_device,
+        "offload_param": sharding.offload_param_device,
+    }
+    return {
+        section: {"device": device, "pin_memory": pinned}
+        for section, device in places.items()
+        if device != "none"
+    }

@@ -14,18 +14,14 @@ OPTIMIZER_OFFLOAD, PARAM_OFFLOAD = "offload_optimizer_device", "offload_param_de
 RESHARD = "fsdp_reshard_after_forward"
 BUCKET_SIZE, PREFETCHED = "reduce_bucket_size", "stage3_prefetch_bucket_size"
 PERSISTENCE = "stage3_param_persistence_threshold"
-HPZ = "zero_hpz_partition_size"
-ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory", "nvme_path")
+ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory")
 """Fields of DeepSpeed's own file."""
-SHARDING_KNOBS = (DISTRIBUTED_TYPE, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD, HPZ)
+SHARDING_KNOBS = (DISTRIBUTED_TYPE, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
 """What is divided, and where it is kept."""
 KNOBS = (NUM_PROCESSES, *SHARDING_KNOBS, *ZERO_FIELDS)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
-NVME_PATH = "/local_nvme"
-"""Where states are kept on disk, unless told otherwise: the folder of DeepSpeed's own examples."""
-
-Offload = Literal["none", "cpu", "nvme"]
+Offload = Literal["none", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +34,13 @@ class Sharding:
         zero_stage: of DeepSpeed: 1, 2 or 3; else 0.
         fsdp_reshard_after_forward: of FSDP: whether gathered weights are let go of after the
             forward pass.
-        zero_hpz_partition_size: of DeepSpeed's stage 3: the processes that hold all weights once
-            more among them (ZeRO++, hpZ), so that they gather them from one another; 1: none do.
-        overlap_comm: of DeepSpeed, as the five below: whether gradients are exchanged while others
+        overlap_comm: of DeepSpeed, as the four below: whether gradients are exchanged while others
             are computed.
         reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
             weights; here and below None: what follows from the model (`space/sharding/buckets.py`).
         stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
         stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
         pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
-        nvme_path: folder for what is offloaded to `nvme`.
     """
 
     distributed_type: str = NONE
@@ -56,13 +49,11 @@ class Sharding:
     offload_optimizer_device: Offload = "none"
     offload_param_device: Offload = "none"
     fsdp_reshard_after_forward: bool = True
-    zero_hpz_partition_size: int = 1
     overlap_comm: bool = True
     reduce_bucket_size: int | None = None
     stage3_prefetch_bucket_size: int | None = None
     stage3_param_persistence_threshold: int | None = None
     pin_memory: bool | None = None
-    nvme_path: str = NVME_PATH
 
     @property
     def in_group(self) -> bool:
@@ -73,11 +64,6 @@ class Sharding:
     def offloads(self) -> bool:
         """True if anything is kept off the device."""
         return {self.offload_optimizer_device, self.offload_param_device} != {"none"}
-
-    @property
-    def on_disk(self) -> bool:
-        """True if anything is kept on an NVMe disk."""
-        return "nvme" in (self.offload_optimizer_device, self.offload_param_device)
 
     def plain(self) -> dict[str, Any]:
         """Return the sharding as JSON data."""

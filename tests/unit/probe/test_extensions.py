@@ -18,16 +18,6 @@ ZERO = {"num_processes": 2, "distributed_type": "DEEPSPEED", "zero_stage": 3}
         (ZERO, "cuda", []),
         (ZERO, "cpu", ["ShareMemCommBuilder"]),
         ({**ZERO, "offload_optimizer_device": "cpu"}, "cuda", ["CPUAdamBuilder"]),
-        (
-            {**ZERO, "offload_optimizer_device": "nvme", "nvme_path": "/"},
-            "cuda",
-            ["CPUAdamBuilder", "AsyncIOBuilder"],
-        ),
-        (
-            {**ZERO, "offload_optimizer_device": "nvme", "nvme_path": "/not there"},
-            "cuda",
-            ["CPUAdamBuilder"],
-        ),
     ],
 )
 def test_what_such_a_probe_calls(

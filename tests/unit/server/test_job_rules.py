@@ -131,7 +131,7 @@ def test_a_search_space_of_ones_own_is_refused_before_it_is_read(served: Served)
 
 @pytest.mark.parametrize("section", ["fixed", "recipe"])
 def test_knobs_name_no_place(served: Served, section: str) -> None:
-    values: list[tuple[str, Any]] = [("nvme_path", "/etc"), ("optim", "a/b"), ("optim", {"a": 1})]
+    values: list[tuple[str, Any]] = [("optim", "/etc"), ("optim", "a/b"), ("optim", {"a": 1})]
     for name, value in values:
         given = [value] if section == "recipe" else value
         assert f"{section}.{name}" in served.refusals({**JOB, section: {name: given}})

@@ -16,12 +16,12 @@ WRONG: dict[str, Any] = {
     "max_length": "long",
     "headroom": 7,
     "devices": {"count": 10**6, "kinds": "cuda"},
-    "fixed": {"nvme_path": "/etc", "optimm": "sgd"},
+    "fixed": {"optim": "/etc", "optimm": "sgd"},
     "training": {"output_dir": "/etc", "learning_rat": 1, "learning_rate": "/etc"},
 }
 PLACES = (
     *("model", "dataset", "reward_funcs.0", "search_space", "max_length", "headroom"),
-    *("devices.count", "devices.kinds", "fixed.nvme_path", "fixed.optimm"),
+    *("devices.count", "devices.kinds", "fixed.optim", "fixed.optimm"),
     *("training.output_dir", "training.learning_rat", "training.learning_rate"),
 )
 

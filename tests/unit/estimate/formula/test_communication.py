@@ -7,15 +7,10 @@ import pytest
 from autotune.estimate.formula.communication import (
     ADAM_BYTES,
     BACKWARD_SHARE,
-    DISK_READS,
-    DISK_WRITES,
     HOST_BYTES_PER_S,
-    STATE_BYTES,
     Exchange,
-    disk_s,
     exchange_s,
     gradients_out_s,
-    group_bytes,
     hidden_s,
     moved_s,
     sent_bytes,
@@ -32,7 +27,6 @@ WHAT = Exchange(
     gradients=4 * GIB,
     trained=GIB,
     link_bytes_per_s=GIB,
-    group_bytes_per_s=4 * GIB,
     host_bytes_per_s=2 * GIB,
 )
 
@@ -73,26 +67,9 @@ def test_bytes_are_those_of_rings(way, at_one, four):
     )
 
 
-@pytest.mark.parametrize(("steps", "inside"), [(1, 2 * 8 - 4), (4, 4 * 2 * 8 - 4)])
-def test_a_group_that_holds_weights_once_more_gathers_all_but_those_that_changed(steps, inside):
-    """4 of 8 GiB are trained; they come from all once a step, as counted in DeepSpeed's traces."""
-    plain = ways()["3"]
-    again = dataclasses.replace(plain, zero_hpz_partition_size=4)
-    assert group_bytes(plain, WHAT, steps) == 0
-    assert group_bytes(again, WHAT, steps) == pytest.approx(3 / 4 * inside * GIB)
-    assert sent_bytes(again, WHAT, steps) == pytest.approx(7 / 8 * (4 + steps * 4) * GIB)
-    over_all, at_home = 7 / 8 * (4 + steps * 4), 3 / 4 * inside / 4
-    assert exchange_s(again, WHAT, steps) == pytest.approx(over_all + at_home)
-    assert exchange_s(again, WHAT, steps) < exchange_s(plain, WHAT, steps)
-
-
-def test_weights_that_stay_gathered_are_gathered_once():
+def test_weights_that_stay_gathered_are_not_sent_again():
     stay = dataclasses.replace(WHAT, still_gathered=8 * GIB)
     assert sent_bytes(ways()["3"], stay, 2) == pytest.approx(7 / 8 * 2 * (8 + 4) * GIB)
-    all_trained = dataclasses.replace(stay, gradients=8 * GIB)
-    again = dataclasses.replace(ways()["3"], zero_hpz_partition_size=4)
-    assert group_bytes(again, all_trained, 1) == 0
-    assert exchange_s(again, all_trained, 1) == exchange_s(ways()["3"], all_trained, 1)
 
 
 def test_what_is_on_the_host_is_copied_and_updated_there():
@@ -126,21 +103,6 @@ def test_gradients_on_their_way_out_hide_behind_backward_passes_where_they_overl
     assert hidden_s(away, WHAT, 1, out) == BACKWARD_SHARE * out
     assert hidden_s(dataclasses.replace(away, overlap_comm=False), WHAT, 1, 1000.0) == 0
     assert hidden_s(ways()["2"], WHAT, 1, 1000.0) == 0
-
-
-def test_what_is_on_disk_is_read_and_written_by_all_processes_of_a_machine_together():
-    away = dataclasses.replace(ways()["3"], offload_optimizer_device="nvme")
-    states = STATE_BYTES * GIB * (1 / DISK_READS + 1 / DISK_WRITES)
-    assert disk_s(dataclasses.replace(away, offload_optimizer_device="cpu"), WHAT, 1) == 0
-    assert disk_s(away, WHAT, 4) == pytest.approx(states)
-    assert exchange_s(away, WHAT, 1) == pytest.approx(
-        sent_bytes(away, WHAT, 1) / GIB + moved_s(away, WHAT, 1) + states
-    )
-    both_offloaded = dataclasses.replace(away, offload_param_device="nvme")
-    weights = 8 * GIB * (4 * 2 / DISK_READS + 1 / DISK_WRITES)
-    assert disk_s(both_offloaded, WHAT, 4) == pytest.approx(states + weights)
-    two = dataclasses.replace(WHAT, machines=2)
-    assert disk_s(both_offloaded, two, 4) == pytest.approx((states + weights) / 2)
 
 
 def several(**knobs):

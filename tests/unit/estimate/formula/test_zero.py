@@ -62,11 +62,6 @@ def test_each_stage_divides_more():
     assert three == {**two, "weights": WEIGHTS // 8, **gathered}
 
 
-def test_weights_that_some_devices_hold_once_more_take_their_part_too():
-    plain, again = use_of(3).parts, use_of(3, zero_hpz_partition_size=4).parts
-    assert again == {**plain, "weights": WEIGHTS // 8 + WEIGHTS // 4}
-
-
 def test_buckets_are_as_large_and_as_many_as_they_are_told_to_be():
     def exchanged(stage, **fields):
         parts = use_of(stage, **fields).parts

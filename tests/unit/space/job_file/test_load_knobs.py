@@ -35,14 +35,6 @@ def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
             "fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}",
         ),
         (
-            "fixed: {nvme_path: /fast}\n",
-            "fixed: {distributed_type: DEEPSPEED, zero_stage: 3, offload_optimizer_device: nvme}",
-        ),
-        (
-            "devices: {count: 2}\nrecipe: {nvme_path: [/fast, /slow]}\n",
-            "fixed: {distributed_type: DEEPSPEED, zero_stage: 3, offload_optimizer_device: nvme}",
-        ),
-        (
             "devices: {count: 2}\nfixed: {pin_memory: true, offload_optimizer_device: none,"
             " offload_param_device: none}\n",
             "fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}",
@@ -52,7 +44,7 @@ def test_eight_bits_are_a_choice_of_quantised_bases_alone(folder):
 )
 def test_settings_of_what_is_not_offloaded_are_refused(folder, text, requirement):
     ((_, what, _),) = problems(folder, text)
-    name = next(n for n in ("nvme_path", "pin_memory", "overlap_comm") if n in text)
+    name = next(n for n in ("pin_memory", "overlap_comm") if n in text)
     assert what == f"`{name}` needs `{requirement}`"
 
 
@@ -60,9 +52,7 @@ def test_settings_of_what_is_not_offloaded_are_refused(folder, text, requirement
     "text",
     [
         "fixed: {offload_optimizer_device: cpu, pin_memory: false}\n",
-        "recipe: {offload_param_device: [none, nvme]}\nfixed: {nvme_path: /fast}\n",
         "devices: {count: 2}\nfixed: {pin_memory: false, overlap_comm: false}\n",
-        "devices: {count: 2}\nfixed: {offload_param_device: nvme, nvme_path: /fast}\n",
         "fixed: {num_processes: 1}\n",
     ],
 )
@@ -70,14 +60,15 @@ def test_settings_of_what_may_be_offloaded_are_taken(folder, text):
     load(folder, text)
 
 
-@pytest.mark.parametrize("value", ["null", "5", "[/a]", "fast", "~/fast", "''"])
-def test_a_disk_is_an_absolute_folder(folder, value):
-    text = f"fixed: {{offload_optimizer_device: nvme, nvme_path: {value}}}\n"
-    reported = problems(folder, text)
-    assert [(where, hint) for where, _, hint in reported] == [
-        ("job:3", "name one on an NVMe disk, like `/local_nvme`")
+def test_knobs_that_were_removed_say_so(folder):
+    reported = problems(folder, "fixed: {zero_hpz_partition_size: 4, nvme_path: /fast}\n")
+    assert [(what, hint) for _, what, hint in reported] == [
+        (f"no knob `{name}`", "it was removed: leave it out")
+        for name in ("zero_hpz_partition_size", "nvme_path")
     ]
-    assert reported[0][1].startswith("`nvme_path` must be an absolute folder, but got `")
+    ((_, what, hint),) = problems(folder, "fixed: {offload_optimizer_device: nvme}\n")
+    assert what == "`offload_optimizer_device` cannot be `nvme`"
+    assert hint == "choose from `none`, `cpu`"
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def leaves(data, path=""):
 ALL = [
     {"stage": stage, "offload_optimizer_device": optimizer, "offload_param_device": param}
     for stage in (1, 2, 3)
-    for optimizer in ("none", "cpu", "nvme")
-    for param in (("none", "cpu", "nvme") if stage == 3 else ("none",))
+    for optimizer in ("none", "cpu")
+    for param in (("none", "cpu") if stage == 3 else ("none",))
 ]
 
 
@@ -53,7 +53,6 @@ def test_nothing_is_left_open_but_the_whole_batch(case):
     assert not [name for name, value in values.items() if value in ("auto", None)]
     assert "train_batch_size" not in file
     assert json.loads(json.dumps(file)) == file
-    assert ("aio" in file) == ("nvme" in case.values())
 
 
 def test_the_trainers_own_numbers_arrive():
@@ -91,14 +90,6 @@ def test_memory_is_pinned_for_gpus_alone(device_kind, pinned):
     zero = deepspeed_file(device_kind=device_kind, **offloads)["zero_optimization"]
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": pinned}
     assert zero["offload_param"] == {"device": "cpu", "pin_memory": pinned}
-
-
-def test_a_process_reads_its_part_of_the_largest_weight_from_disk_at_once():
-    parts = sharding(processes=2, offload_param_device="nvme", nvme_path="/fast")
-    file = deepspeed_config(parts, FLAT, 4096, device_kind="cuda", vocab_size=150_000)
-    section = file["zero_optimization"]["offload_param"]
-    assert section["buffer_size"] == 4096 * 150_000 // 2
-    assert section["nvme_path"] == "/fast"
 
 
 def test_auto_stands_where_the_trainer_fills_it_in_and_nowhere_else():

@@ -42,7 +42,7 @@ def refusal(**fields):
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "fixed",
-    [{}, {"num_processes": 1}, {"overlap_comm": False}, {"zero_hpz_partition_size": 1}],
+    [{}, {"num_processes": 1}, {"overlap_comm": False}],
 )
 def test_nobody_who_does_not_ask_has_a_larger_space(kind, fixed):
     bound_space = space(kind, fixed=fixed)
@@ -136,9 +136,6 @@ def test_a_step_is_longer_by_what_is_moved_to_the_host():
         host_bytes = kept_on_host(settings(job, facts, candidate), None)
         assert host_bytes >= (4 + 4 + 8) * facts.model.parameters
     assert 1.0 < steps["two"] < steps["three"]
-    on_disk = make_candidate(num_processes=1, **{**THREE, "offload_param_device": "nvme"})
-    note = with_exchange(estimate, settings(job, facts, on_disk)).notes[-1]
-    assert "at 20 GB/s (on disk 6.5 read, 3.5 written)" in note
     on_cpu = with_exchange(
         estimate, settings(job, make_facts(), make_candidate(num_processes=1, **TWO))
     )
