@@ -84,7 +84,8 @@ def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
     return _Loading(copy.deepcopy(dict(data)), {}, name, base).load((), elsewhere=True)[0]
 
 
-_REMOVED_KNOBS, _REMOVED = ("zero_hpz_partition_size", "nvme_path"), "it was removed: leave it out"
+_REMOVED_KNOBS = ("zero_hpz_partition_size", "nvme_path")
+_REMOVED = "it was removed: leave it out"
 
 
 @dataclass(frozen=True, kw_only=True)
