@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autotune.errors import AutotuneError, MachineError, UserError
     from autotune.job.job import Job
     from autotune.probe.protocol import Measurement
-    from autotune.run.session import Listener
+    from autotune.run.listener import Listener
     from autotune.script.function import tune_trainer
 else:  # a type checker would take it for a module that has every name
 
@@ -45,7 +45,7 @@ _HOMES = {
     "Answer": "autotune.api.answer",
     "AutotuneError": "autotune.errors",
     "Job": "autotune.job.job",
-    "Listener": "autotune.run.session",
+    "Listener": "autotune.run.listener",
     "MachineError": "autotune.errors",
     "Measurement": "autotune.probe.protocol",
     "UserError": "autotune.errors",

@@ -19,10 +19,11 @@ from autotune.report.result_lines import result_lines
 from autotune.report.run_lines import RunLines, waiting_text
 from autotune.report.sections import Table, sections
 from autotune.report.talk import say
-from autotune.run.opening import Options, new_folder
+from autotune.run.listener import Listener
+from autotune.run.opening import new_folder
 from autotune.run.past_run import reopen
 from autotune.run.planned_bundle import refuse_used
-from autotune.run.session import Listener, Result
+from autotune.run.session import Options, Result
 from autotune.run.tuning import tune as tune_in
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, settings

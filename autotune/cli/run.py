@@ -113,7 +113,7 @@ def command(
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
-    from autotune.run.opening import Options
+    from autotune.run.session import Options
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)

@@ -24,7 +24,7 @@ from autotune.report.sentences import (
 )
 from autotune.report.words import candidate_text
 from autotune.report.worth import knob_worths
-from autotune.run.comparison import compared
+from autotune.run.expectations import compared
 from autotune.run.past_run import PastRun
 from autotune.run.verdict import memory_limit_of
 from autotune.search.recommend import NothingFits, Ranked, Recommendation, recommend

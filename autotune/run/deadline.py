@@ -13,7 +13,8 @@ from autotune.units import format_seconds
 
 
 class OutOfTime(BaseException):
-    """The total is used up. Like Ctrl-C it passes whoever handles errors, and ends children."""
+    """The total, in words, is used up. Like Ctrl-C it passes handlers of errors, and ends
+    children."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +22,12 @@ class Deadline:
     """So many seconds for everything, from now on; None: as long as it takes."""
 
     total_s: float | None = None
-    _began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def left_s(self) -> float:
         """Seconds that are left; infinite without a total."""
-        return math.inf if self.total_s is None else self._began + self.total_s - time.monotonic()
+        return math.inf if self.total_s is None else self.began + self.total_s - time.monotonic()
 
     @property
     def words(self) -> str:
@@ -46,14 +47,14 @@ class Deadline:
         if self.total_s is None or not main:
             yield
             return
-        before = signal.signal(signal.SIGALRM, _raise)
+
+        def cut(number: int, frame: FrameType | None) -> None:
+            raise OutOfTime(self.words)
+
+        before = signal.signal(signal.SIGALRM, cut)
         try:
             signal.setitimer(signal.ITIMER_REAL, max(self.left_s - keep_s, 0.001))
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise OutOfTime

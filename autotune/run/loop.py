@@ -1,7 +1,9 @@
-"""The loop of a run: what can be ruled out, the next probe, whether another is worth it; then the
-fastest again, in turns, until their order is certain."""
+"""The loop of a run: what can be ruled out, the next probe, whether another is worth it and the
+budget has room for it; then the fastest again, in turns, until their order is certain."""
 
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -9,19 +11,11 @@ from autotune.errors import machine_error
 from autotune.probe.protocol import Measurement
 from autotune.run.deadline import OutOfTime
 from autotune.run.expectations import Expectations
+from autotune.run.listener import Standing, follow_probe
 from autotune.run.recipe_values import measured_labels, next_of_values
-from autotune.run.room import (
-    job_seconds,
-    no_time,
-    outlook,
-    probing_s,
-    reserved_s,
-    room,
-    standing,
-)
-from autotune.run.session import SearchSession, follow_probe
-from autotune.run.verify import PAUSES_S
-from autotune.search.recommend import NothingFits, Ranked, recommend
+from autotune.run.session import Session
+from autotune.run.verify import MARGIN, PAUSES_S
+from autotune.search.recommend import NothingFits, Ranked, Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
 from autotune.search.repeats import repeatability
 from autotune.search.rules.dominance import dominated
@@ -29,6 +23,7 @@ from autotune.search.rules.replication import contenders, gain_of_a_round
 from autotune.search.rules.stopping import Outlook, stop_reason
 from autotune.search.study import Trial
 from autotune.space.knobs import Candidate, value_label
+from autotune.units import format_seconds
 
 GRACE_S = 5.0
 """So long after its own limit a probe that still runs is cut."""
@@ -36,7 +31,7 @@ CANNOT_FIT = "its estimate exceeds the memory limit"
 BEYOND_HOST = "its estimate exceeds the host's memory"
 
 
-def search(session: SearchSession) -> str:
+def search(session: Session) -> str:
     """Probe until it is time to stop; why it is."""
     pauses = 0
     while True:
@@ -64,7 +59,7 @@ def search(session: SearchSession) -> str:
 
 
 def reason_to_stop(
-    session: SearchSession, records: Sequence[Record], promise: Outlook | None
+    session: Session, records: Sequence[Record], promise: Outlook | None
 ) -> str | None:
     """Return why the search ends now; None while it goes on."""
     return stop_reason(
@@ -77,14 +72,14 @@ def reason_to_stop(
     )
 
 
-def rule_out(session: SearchSession, records: Sequence[Record]) -> None:
+def rule_out(session: Session, records: Sequence[Record]) -> None:
     """Leave out what cannot fit, by its estimate, or cannot win, by what was probed."""
     skipped = ruled_out(session, records)
     session.study.leave_out(frozenset(skipped))
     session.listener.ruled_out(skipped)
 
 
-def ruled_out(session: SearchSession, records: Sequence[Record]) -> dict[str, str]:
+def ruled_out(session: Session, records: Sequence[Record]) -> dict[str, str]:
     """Return keys of the candidates that need no probe, each with its reason."""
     return reasons_against(
         session.space.candidates, records, session.expectations, session.allowed_bytes
@@ -112,7 +107,7 @@ def reasons_against(
     }
 
 
-def values_to_probe(session: SearchSession, records: Sequence[Record]) -> list[Candidate]:
+def values_to_probe(session: Session, records: Sequence[Record]) -> list[Candidate]:
     """Return a candidate of each value that the job lists, no probe has measured and nothing rules
     out."""
     if not session.job.recipe:
@@ -121,7 +116,7 @@ def values_to_probe(session: SearchSession, records: Sequence[Record]) -> list[C
     return next_of_values(session.job, session.space, records, out, speeds)
 
 
-def probe_next(session: SearchSession) -> Measurement:
+def probe_next(session: Session) -> Measurement:
     """Ask for a candidate, probe it, and tell the study how that went. One that brings a value that
     the job lists is measured to the end, whether it can win or not."""
     records = session.study.records()
@@ -134,15 +129,13 @@ def probe_next(session: SearchSession) -> Measurement:
     return _probe(session, trial, candidate, watched=not brings_value)
 
 
-def probe_again(session: SearchSession, candidate: Candidate) -> Measurement:
+def probe_again(session: Session, candidate: Candidate) -> Measurement:
     """Probe this candidate to the end, whether it can win or not."""
     trial, candidate = session.study.ask_for(candidate)
     return _probe(session, trial, candidate, watched=False)
 
 
-def _probe(
-    session: SearchSession, trial: Trial, candidate: Candidate, *, watched: bool
-) -> Measurement:
+def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: bool) -> Measurement:
     study, number = session.study, trial.number
     session.listener.probing(number, candidate)
     session.run.keep_candidate(number, candidate.knobs)
@@ -171,7 +164,7 @@ def _probe(
 # -- the fastest again
 
 
-def settle(session: SearchSession) -> bool:
+def settle(session: Session) -> bool:
     """Measure the fastest again, in turns, until their order is certain, or not worth more.
 
     Returns:
@@ -193,13 +186,13 @@ def settle(session: SearchSession) -> bool:
     return True
 
 
-def unsettled(session: SearchSession, records: Sequence[Record]) -> list[Ranked]:
+def unsettled(session: Session, records: Sequence[Record]) -> list[Ranked]:
     """Return who is measured again; empty where nobody has to be, or the budget has no room."""
     group = too_close(session, records)
     return group if room(session, records) >= len(group) else []
 
 
-def too_close(session: SearchSession, records: Sequence[Record]) -> list[Ranked]:
+def too_close(session: Session, records: Sequence[Record]) -> list[Ranked]:
     """Return whose order is not certain; empty where it is, or where to measure them again would
     cost more than it can save (but for the first round)."""
     best = recommend(records, session.allowed_bytes)
@@ -220,3 +213,99 @@ def too_close(session: SearchSession, records: Sequence[Record]) -> list[Ranked]
     if not is_first and gain_of_a_round(group, sd) * (job_s or 0.0) < cost_s:
         return []
     return group
+
+
+# -- the room that the budget leaves, and the promise of the next probe
+
+
+def room(session: Session, records: Sequence[Record]) -> float:
+    """Return how many more probes the budget has room for, by what they took so far."""
+    budget, cost_s = session.job.budget, probe_cost_s(records)
+    minutes_s = max(60 * budget.minutes - probing_s(records), 0.0)
+    total_s = max(session.deadline.left_s - reserved_s(session, records), 0.0)
+    return min(
+        budget.probes - sum(counts_as_probe(record) for record in records),
+        math.ceil(minutes_s / cost_s) if cost_s else math.inf,
+        total_s // cost_s if cost_s else math.inf if total_s else 0.0,
+    )
+
+
+def no_time(session: Session, records: Sequence[Record]) -> str | None:
+    """Return why the total budget has no room for another probe; None where it has."""
+    left_s, kept_s = session.deadline.left_s, reserved_s(session, records)
+    if left_s - kept_s > probe_cost_s(records):
+        return None
+    if left_s <= 0:
+        return f"{session.deadline.words} is used up"
+    text = f"{session.deadline.words} has {format_seconds(left_s)} left"
+    return f"{text}, of which {format_seconds(kept_s)} are for the verification" if kept_s else text
+
+
+def reserved_s(session: Session, records: Sequence[Record]) -> float:
+    """Return what of a total budget is kept for the verification. Seconds: 0 before there is
+    something to verify, and where there is too little time for it anyway."""
+    best = recommend(records, session.allowed_bytes)
+    without = session.deadline.total_s is None or not session.options.verify
+    if without or isinstance(best, NothingFits) or not has_time_to_verify(session, best):
+        return 0.0
+    return session.verification_s(best.chosen)
+
+
+def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool:
+    """True if a verification may end before the deadline."""
+    needed_s = session.verification_s(recommendation.chosen) / MARGIN
+    return session.deadline.left_s >= needed_s
+
+
+def probe_cost_s(records: Sequence[Record]) -> float:
+    """Return what a probe took, by the median of those so far; 0 before any."""
+    seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
+    return statistics.median(seconds) if seconds else 0.0
+
+
+def probing_s(records: Sequence[Record]) -> float:
+    """Return seconds that all probes took."""
+    return sum(r.measurement.seconds for r in records if r.measurement is not None)
+
+
+def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
+    """Return what the next probe promises; None where nothing is expected of it."""
+    gain = session.study.gain()
+    best = recommend(records, session.allowed_bytes)
+    if gain is None or isinstance(best, NothingFits):
+        return None
+    return Outlook(
+        gain=gain,
+        job_s=job_seconds(session, best.chosen),
+        cost_s=probe_cost_s(records),
+    )
+
+
+def job_seconds(session: Session, chosen: Ranked) -> float | None:
+    """Return what the whole job takes with a candidate."""
+    return session.work(chosen.candidate).seconds(chosen.measurement)
+
+
+def standing(
+    session: Session, records: Sequence[Record], promise: Outlook | None = None
+) -> Standing:
+    """Return how the search stands.
+
+    Args:
+        promise: the outlook of the next probe; None: it is made for something else.
+    """
+    budget, cost_s = session.job.budget, probe_cost_s(records)
+    best = recommend(records, session.allowed_bytes)
+    left, total_left_s = session.study.candidates_left(), session.deadline.left_s
+    return Standing(
+        probes=sum(counts_as_probe(record) for record in records),
+        most_probes=budget.probes,
+        probing_s=probing_s(records),
+        most_probing_s=60 * budget.minutes,
+        left_s=max(min(room(session, records), left), 0) * cost_s if cost_s else None,
+        total_left_s=total_left_s if math.isfinite(total_left_s) else None,
+        candidates_left=left,
+        best=best.chosen if isinstance(best, Recommendation) else None,
+        allowed_bytes=session.allowed_bytes,
+        outlook=promise,
+    )

@@ -1,27 +1,38 @@
-"""A run of which no probe told whether anything fits: its time-outs or crashes, with the log to
-read and the setting to raise. Nothing is said about memory."""
+"""Why a run recommends nothing, where its probes cannot tell: no time, no quiet, no end of a probe
+(with the log to read and the setting to raise), or too little memory for any training process."""
 
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 
 from autotune.errors import Problem
+from autotune.job.job import Job
+from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.outcome import busy_text
 from autotune.process.busiest import busiest_others
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
-from autotune.run.deadline import Deadline
-from autotune.run.room import no_time
-from autotune.run.session import Result, SearchSession
+from autotune.run.loop import no_time
+from autotune.run.session import Result, Session
+from autotune.search.recommend import NothingFits
 from autotune.search.record import Record, counts_as_probe, excess_bytes
-from autotune.units import format_seconds
+from autotune.units import format_bytes, format_seconds
+
+MIB = 2**20
+SURE = 2.5
+"""Standard deviations by which the process must be above the limit: on the CPU that leaves what a
+process with the stack was measured to hold before it trains."""
 
 
-def before_the_search(deadline: Deadline) -> Result:
-    """Return what a run comes to whose time was over before its model and data were known."""
+def before_the_search(total: str) -> Result:
+    """Return what a run comes to whose time was over before its model and data were known.
+
+    Args:
+        total: the total budget, in words.
+    """
     problem = Problem(
         where="",
-        what=f"{deadline.words} ended before the model and the data were known",
+        what=f"{total} ended before the model and the data were known",
         hint="raise `budget: {total: ...}`",
     )
     return Result(
@@ -53,7 +64,7 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
 
 
 def nothing_measured(
-    session: SearchSession, records: Sequence[Record], stop_reason: str
+    session: Session, records: Sequence[Record], stop_reason: str
 ) -> Problem | None:
     """Return why it is not known whether anything fits; None where it is known.
 
@@ -86,7 +97,7 @@ def nothing_measured(
     return None if too_large else _failed(probes, session.run)
 
 
-def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: SearchSession) -> Problem:
+def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: Session) -> Problem:
     """Return the last that timed out, and what to raise; a hang is no lack of time."""
     last, minutes = late[-1], session.job.budget.probe_minutes
     assert last.measurement is not None
@@ -117,3 +128,59 @@ def _failed(probes: Sequence[Record], run: RunFolder) -> Problem:
 
 def _log(run: RunFolder, record: Record) -> str:
     return str(run.probe(record.number).stderr)
+
+
+# -- too little memory for any training process
+
+
+def process_alone(session: Session) -> NothingFits | None:
+    """Return why nothing can fit, where the process alone takes more than a candidate may; else
+    None."""
+    prior, job = session.expectations.prior, session.job
+    process_bytes = prior.offset_bytes
+    if any(
+        record.measurement and record.measurement.outcome == "ok"
+        for record in session.study.records()
+    ):
+        return None  # one came to its end
+    if process_bytes - SURE * prior.sigma_bytes <= session.allowed_bytes:
+        return None
+    peaks = [
+        # A bound leaves the process itself out.
+        estimate.peak_memory_bytes + (process_bytes if estimate.method == LOWER_BOUND else 0)
+        for estimate in session.expectations.estimates.values()
+    ]
+    smallest = round(min(peaks, default=process_bytes))
+    return NothingFits(
+        nearest=None,
+        short_bytes=smallest - session.allowed_bytes,
+        short_is_lower_bound=False,
+        rejected={},
+        why=f"the memory limit is too low: an empty training process needs about "
+        f"{format_bytes(round(process_bytes))}, and there are {_what_there_is(session)}. The "
+        f"smallest configuration needs an estimated {format_bytes(smallest)}: set at least "
+        f"`devices.memory: {least_limit(smallest, job)}`",
+    )
+
+
+def least_limit(peak_bytes: int, job: Job) -> str:
+    """Return the limit whose headroom leaves so much, as a job has it."""
+    return f"{-int(-peak_bytes / (1 - job.headroom) // MIB)}MiB"
+
+
+def without_probes(session: Session, nothing: NothingFits) -> Result:
+    """Return what a run comes to that need not begin."""
+    return Result(
+        outcome="nothing_fits",
+        records=tuple(session.study.records()),
+        stop_reason="a training process alone takes more than the memory that is there",
+        space_size=len(session.space.candidates),
+        nothing_fits=nothing,
+    )
+
+
+def _what_there_is(session: Session) -> str:
+    limit, share = format_bytes(session.limit_bytes), session.job.headroom
+    if not share:
+        return limit
+    return f"{format_bytes(session.allowed_bytes)} ({limit} less the headroom of {share:.0%})"

@@ -1,68 +1,81 @@
-"""How a run begins, or goes on where it was: its folder, its facts, its space, its study."""
+"""How a run begins, or goes on where it was: its folder, its facts, its space, its estimates."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import os
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from autotune import __version__
 from autotune.errors import machine_error, user_error
+from autotune.estimate.estimate import Estimate, prior_residual
+from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.residual import Residual
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
-from autotune.job.yaml_file import to_yaml
+from autotune.plan.candidates import TYPICAL_PROCESS
+from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
+from autotune.plan.children import untraced
+from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.probe.survey import check_host_memory, refuse_untried, survey
+from autotune.probe.survey import (
+    allowed_memory,
+    check_host_memory,
+    memory_limit,
+    refuse_untried,
+    survey,
+)
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
-from autotune.run.expectations import Expectations
+from autotune.run.deadline import Deadline, OutOfTime
+from autotune.run.expectations import Expectations, expectations_from_plain
 from autotune.run.history import History
-from autotune.run.rebuilt_study import left_by, rebuild, set_aside
+from autotune.run.job_session import JobSession
+from autotune.run.listener import Listener
+from autotune.run.session import Options
 from autotune.run.stored import needed
+from autotune.run.study import study_of
 from autotune.search import SAMPLERS
 from autotune.search.sampler.params import Sampler, compared_sampler, guided_sampler
-from autotune.search.study import Study
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.packages import QUANTISER
 from autotune.space.quantization import not_installed
-from autotune.value_types import checked
+from autotune.value_types import NONSENSE, checked
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a run goes, beside its job.
-
-    Attributes:
-        sampler: one of `search.SAMPLERS`.
-        history: whether measurements of earlier runs order the first guesses.
-        verify: whether the bundle is launched in the end.
-    """
-
-    sampler: str = SAMPLERS[0]
-    history: bool = True
-    verify: bool = True
+ESTIMATING = 0.5
+"""Of the time that the survey leaves of a total budget so much may go into estimates (once what it
+takes to import the stack is taken off: where they are cut, it is imported again); the rest is for
+probes and the verification. Chosen, not measured."""
 
 
 def new_folder(name: str) -> Path:
-    """Return the folder of a run that nobody named one for: `runs/NAME-TIME`, which nobody has
-    yet."""
+    """Return a folder for a run that was given none: `runs/NAME-TIME`, which does not exist yet."""
     path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([path], others) if not folder.exists())
 
 
 def begin(
-    job: Job, run: RunFolder, storage: str | None = None, options: Options | None = None
+    run: RunFolder,
+    text: str,
+    options: Options,
+    *,
+    file: Path | None = None,
+    own_storage: bool = True,
 ) -> None:
-    """Start a run in a folder that is new or empty: its job, its name and how it searches are
-    kept there.
+    """Start a run in a folder that is new or empty.
+
+    Args:
+        text: of the job, or of what is searched in its place.
+        file: keeps it; None: the job's.
+        own_storage: whether the study is in the run's own file.
 
     Raises:
         UserError: something is there already.
@@ -71,12 +84,77 @@ def begin(
         "schema": 1,
         "version": __version__,
         "study": f"autotune-{uuid.uuid4().hex[:12]}",
-        "own_storage": storage is None,
-        "options": dataclasses.asdict(options or Options()),
+        "own_storage": own_storage,
+        "options": dataclasses.asdict(options),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "output": os.environ.get(OUTPUT),
     }
-    run.begin(to_yaml(job.plain()), info)
+    run.begin(text, info, file)
+
+
+def started(run: RunFolder) -> tuple[str, Options]:
+    """Return the name of the run's study, and how the run was started.
+
+    Raises:
+        UserError: run.json does not say it.
+    """
+    info = run.read(run.run)
+    with needed(run, run.run.name, "start a new run"):
+        options = checked(Options(**info.get("options", {})), Options)
+        return checked(info["study"], str), options
+
+
+def open_job(
+    job: Job,
+    definition: SpaceDefinition,
+    run: RunFolder,
+    server: ChildServer,
+    storage: str | None,
+    listener: Listener,
+    deadline: Deadline,
+) -> JobSession:
+    """Return everything that the run of a job needs, made now or as it was left.
+
+    Raises:
+        UserError: the job cannot be, or the run's files have changed.
+        MachineError: the machine cannot do it.
+        OutOfTime: the total budget has ended before model and data were known.
+    """
+    with deadline.cuts():
+        facts = facts_of(job, run, server, listener)
+    limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
+    space = space_of(definition, job, facts, run)
+    listener.surveyed(facts, space, limit)
+    estimator = Estimator(
+        job=job,
+        facts=facts,
+        limit=limit,
+        server=server,
+        folder=run.path / "estimates",
+        rows=run.rows,
+        progress=listener,
+    )
+    expectations, cut = expected_in_time(estimator, space, run, listener, deadline)
+    listener.expecting(expectations)
+    # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
+    guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
+    name, options = started(run)
+    sampler = sampler_of(options, job, facts, space, guide, allowed, name)
+    return JobSession(
+        job=job,
+        run=run,
+        facts=facts,
+        space=space,
+        study=study_of(run, name, space, sampler, allowed, listener.restored, storage),
+        server=server,
+        listener=listener,
+        limit_bytes=limit,
+        allowed_bytes=allowed,
+        expectations=expectations,
+        options=options,
+        deadline=deadline,
+        estimates_cut=cut,
+    )
 
 
 def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) -> Facts:
@@ -119,35 +197,97 @@ def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder
     return space
 
 
-def study_of(
-    job: Job,
-    facts: Facts,
+# -- what is expected of the candidates
+
+
+def expected_in_time(
+    estimator: Estimator,
     space: SearchSpace,
     run: RunFolder,
-    storage: str | None,
-    expectations: Expectations,
-    allowed: int,
-    restored: Callable[[int, str], None],
-) -> tuple[Study, Options]:
-    """Return the run's study, and how it searches: as it was started. A study that is gone is made
-    anew of what its probes left.
+    listener: Listener,
+    deadline: Deadline,
+) -> tuple[Expectations, bool]:
+    """Return the expectations of every candidate, and whether they are cut: by formula, where the
+    total budget has no time for traces."""
+    estimating_s = ESTIMATING * max(deadline.left_s - estimator.server.import_s, 0.0)
+    try:
+        with deadline.cuts(keep_s=deadline.left_s - estimating_s):
+            return expected(estimator, space, run), False
+    except OutOfTime:
+        listener.unestimated(estimating_s)
+        return by_formula(estimator, space, run), True
 
-    Args:
-        restored: hears of how many, and why.
 
-    Raises:
-        UserError: there is no sampler of that name.
-    """
-    info = run.read(run.run)
-    with needed(run, run.run.name, "start a new run"):
-        name = checked(info["study"], str)
-        options = checked(Options(**info.get("options", {})), Options)
-    sampler = sampler_of(options, job, facts, space, expectations, allowed, name)
-    fault = set_aside(run, name) if storage is None else None
-    study = Study(space, storage or run.database, name, allowed_bytes=allowed, sampler=sampler)
-    if probes := rebuild(study, space, run):
-        restored(probes, fault or "it lacks probes of this run")
-    return study, options
+def expected(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expectations:
+    """Return the expectations of every candidate, kept in the run's folder: a run that goes on
+    expects what it expected before, and only what was not traced then is traced now."""
+    stored = _stored(run, estimator.limit)
+    missing = [
+        task
+        for task in estimator.tasks(space.candidates)
+        if any(member.candidate.key not in stored.estimates for member in task.members)
+    ]
+    bounds = estimator.ruled_out(space.candidates)
+    if not missing and bounds.keys() <= stored.estimates.keys():
+        return stored
+    estimator.progress.estimating(len(space.candidates))
+    ceilings = ceilings_of(
+        estimator.facts,
+        None,
+        estimator.cache,
+        estimator.server,
+        estimator.folder / "ceilings",
+        estimator.progress,
+        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
+    )
+    estimator = dataclasses.replace(estimator, ceilings=ceilings)
+    replies = estimator.replies(missing)
+    estimates = {**bounds, **stored.estimates, **estimator.combined(missing, replies)}
+    expectations = _with(estimates, stored, replies, estimator)
+    write_json(run.estimates, expectations.plain())
+    return expectations
+
+
+def by_formula(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expectations:
+    """Return what the closed form expects of candidates that there was no time to trace: memory
+    alone. It is not kept, so that a run that goes on traces them."""
+    stored = _stored(run, estimator.limit)
+    tasks = estimator.tasks(space.candidates)
+    reply = untraced("the total budget had no time to trace it")
+    replies = [dataclasses.replace(reply, process_bytes=TYPICAL_PROCESS)] * len(tasks)
+    estimates = estimator.combined(tasks, replies) | estimator.ruled_out(space.candidates)
+    return _with({**estimates, **stored.estimates}, stored, replies, estimator)
+
+
+def _with(
+    estimates: Mapping[str, Estimate],
+    stored: Expectations,
+    replies: Collection[EstimateReply],
+    estimator: Estimator,
+) -> Expectations:
+    """Return estimates with the prior that was stored, or else with that of the replies."""
+    prior = stored.prior
+    if not stored.estimates:
+        prior = prior_of(replies, estimator.facts, estimator.job.devices.total)
+    return dataclasses.replace(stored, estimates=estimates, prior=prior)
+
+
+def prior_of(replies: Collection[EstimateReply], facts: Facts, devices: int) -> Residual:
+    """Return what is assumed of a process before any was measured."""
+    process_bytes = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
+    return prior_residual(facts.device, process_bytes, devices)
+
+
+def _stored(run: RunFolder, limit: int) -> Expectations:
+    """Return what the run's folder has; nothing where another version wrote it, or it was damaged:
+    then everything is traced again."""
+    data = read_json(run.estimates)
+    with contextlib.suppress(*NONSENSE):
+        return checked(expectations_from_plain(data or {}), Expectations)
+    return Expectations(estimates={}, prior=Residual(), limit_bytes=limit)
+
+
+# -- what chooses the next probe
 
 
 def sampler_of(
@@ -191,14 +331,3 @@ def first_candidates(space: SearchSpace) -> tuple[Candidate, ...]:
         {"train_sampling_strategy": "group_by_length"},
     )
     return (default, *(space.nearest({**default.values, **change}) for change in changes))
-
-
-def recover(study: Study, run: RunFolder) -> None:
-    """Close the trials that a killed process left running: with their reply, where it is whole."""
-    study.drop_waiting()
-    numbers = {record.number for record in study.records()}
-    for trial in study.running():
-        if trial.number not in numbers:
-            study.abandon(trial)
-            continue
-        study.tell(trial, left_by(run.probe(trial.number)))

@@ -19,12 +19,12 @@ from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES, ChildFolder
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
-from autotune.run.comparison import compared
 from autotune.run.deadline import Deadline
-from autotune.run.expectations import Expectations
-from autotune.run.launch_stages import Heard
+from autotune.run.expectations import Expectations, compared
+from autotune.run.job_session import render
 from autotune.run.loop import reasons_against
 from autotune.run.recipe_values import UnprobedValue, unprobed_values
+from autotune.run.rehearse import Heard
 from autotune.run.stored import (
     RESUME,
     StoredChoice,
@@ -38,7 +38,6 @@ from autotune.run.stored import (
     study_name,
 )
 from autotune.run.verdict import Verification, memory_limit_of
-from autotune.run.verified_bundle import render
 from autotune.run.verify import verify
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe

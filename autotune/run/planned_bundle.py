@@ -29,8 +29,8 @@ from autotune.process.messages import MOST_BYTES, read_json
 from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import Heard
 from autotune.run.opening import facts_of
+from autotune.run.rehearse import Heard
 from autotune.run.verdict import Verification
 from autotune.run.verify import AGAIN, verify
 from autotune.search.recommend import Ranked

@@ -1,10 +1,16 @@
-"""One launch of a bundle: its own command, with what a rehearsal changes of its configuration."""
+"""One launch of a bundle: its own command, with what a rehearsal changes of its configuration.
+
+Its stages are told as they are over, with the seconds each took, by what its trainer logs: that it
+has logged, evaluated and ended. It saves between its evaluation and its end.
+"""
 
 import dataclasses
 import json
 import math
 import os
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +23,88 @@ from autotune.process.limits import LaunchReport, signal_name
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import LaunchStages, Stages
-from autotune.run.timed_steps import timed_steps_of
-from autotune.run.verdict import Verification, judge, vllm_runs
+from autotune.run.verdict import LOGGED, Verification, judge, timed_steps_of, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, device_environment
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
 
 TIMEOUT_S = 1800.0
 AGAIN = "find out what ends it, then verify it again"
+_EVALUATED, _ENDED = "{'eval_", "{'train_runtime'"
+DATA, WORST_BATCH, TIMED_STEPS = "data", "worst_batch", "timed_steps"
+EVALUATION, SAVE, END, SOAK = "evaluation", "save", "end", "soak"
+STAGE_TEXTS = {
+    DATA: "rows for it are written",
+    WORST_BATCH: "it was launched, and went through the worst batch",
+    TIMED_STEPS: "steps to compare with the promise",
+    EVALUATION: "an evaluation",
+    SAVE: "a save",
+    END: "its end",
+    SOAK: "a soak",
+}
+"""What is said of each."""
+
+Heard = Callable[[str, float], None]
+"""Hears the name of a stage that is over, and its seconds."""
+
+
+class Stages:
+    """Counts the seconds of each stage; a stage that comes again counts on.
+
+    Args:
+        heard: hears of each stage at once.
+    """
+
+    def __init__(self, heard: Heard) -> None:
+        self.seconds: dict[str, float] = {}
+        self._heard, self._began = heard, time.monotonic()
+
+    def over(self, stage: str, seconds: float) -> None:
+        """A stage is over."""
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
+        self._heard(stage, seconds)
+
+    def data_written(self) -> None:
+        """The rows of the launch are written."""
+        self.over(DATA, time.monotonic() - self._began)
+
+
+class LaunchStages:
+    """Hears the lines of one launch.
+
+    Args:
+        stages: is told of each.
+        rehearsal: which steps the launch goes through.
+    """
+
+    def __init__(self, stages: Stages, rehearsal: RehearsalReply) -> None:
+        self._stages, self._rehearsal = stages, rehearsal
+        self._step, self._last = 0, 0.0
+        self._left = [WORST_BATCH, TIMED_STEPS, EVALUATION, SAVE]
+
+    def hear(self, when_s: float, line: str) -> None:
+        """A line came so many seconds after the start."""
+        text = line.lstrip()
+        if text.startswith(LOGGED):
+            self._step += LOGGING_STEPS
+            if self._step == self._rehearsal.untimed:
+                self._over(WORST_BATCH, when_s)
+            elif self._step == self._rehearsal.steps:
+                self._over(TIMED_STEPS, when_s)
+        elif text.startswith(_EVALUATED):
+            self._over(EVALUATION, when_s)
+        elif text.startswith(_ENDED):
+            self._over(SAVE, when_s)
+
+    def ended(self, seconds: float) -> None:
+        """The launch has ended by itself, so many seconds after its start."""
+        self._over(END, seconds)
+
+    def _over(self, stage: str, when_s: float) -> None:
+        if stage == END or stage in self._left:
+            self._left = self._left[self._left.index(stage) + 1 :] if stage in self._left else []
+            self._stages.over(stage, when_s - self._last)
+            self._last = when_s
 
 
 @dataclass(frozen=True, kw_only=True)

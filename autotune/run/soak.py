@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 from autotune.facts.host import host_limit
 from autotune.probe.outcome import is_quiet
 from autotune.process.limits import LaunchReport, Samples
-from autotune.run.timed_steps import TimedSteps
-from autotune.run.verdict import Verification, launch_problems, memory_limit_of, share_waited
+from autotune.run.verdict import (
+    TimedSteps,
+    Verification,
+    launch_problems,
+    memory_limit_of,
+    share_waited,
+)
 from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings

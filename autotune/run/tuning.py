@@ -3,14 +3,17 @@
     survey -> bind the space -> estimate -> ( ask -> probe -> tell )* -> the fastest again
            -> recommend -> emit -> verify
 
-Everything is recorded as it happens, so that a run that is killed goes on where it was.
+Everything is recorded as it happens, so that a run that is killed goes on where it was. The search
+of a user's script is the same run, opened otherwise (`script/tuning.py`).
 """
 
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 
 from autotune.job.job import Job
+from autotune.job.yaml_file import to_yaml
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
@@ -18,11 +21,11 @@ from autotune.process.server import ChildServer
 from autotune.run.conclusion import conclude, interrupted
 from autotune.run.deadline import Deadline, OutOfTime
 from autotune.run.history import History
+from autotune.run.listener import Listener
 from autotune.run.loop import search, settle
-from autotune.run.memory_floor import process_alone, without_probes
-from autotune.run.nothing_measured import before_the_search
-from autotune.run.opening import Options, begin
-from autotune.run.session import Listener, Result, Session
+from autotune.run.nothing_measured import before_the_search, process_alone, without_probes
+from autotune.run.opening import begin, open_job
+from autotune.run.session import Options, Result, Session
 from autotune.search.storage import faults_of_storage
 from autotune.space.definition import SpaceDefinition
 
@@ -48,26 +51,44 @@ def tune(
         UserError: the job cannot be (exit code 2).
         MachineError: the machine cannot do it (exit code 3).
     """
+    follower = listener or Listener()
+
+    def opened(stack: contextlib.ExitStack) -> Session:
+        stack.enter_context(devices_locked(job.devices, run.path, follower.waiting))
+        deadline = Deadline(total_s=job.budget.total)
+        with deadline.cuts():
+            server = stack.enter_context(ChildServer(run.log))
+        return open_job(job, definition, run, server, storage, follower, deadline)
+
     if options is not None:
         run.refuse_used()
-    where = "--storage" if storage is not None else str(run.database)
-    with run.locked(), contextlib.ExitStack() as stack, faults_of_storage(where):
+    with run.locked():
         if options is not None or not run.exists():
-            begin(job, run, storage, options)
-        run.ending.unlink(missing_ok=True)
-        session, heard = None, listener or Listener()
-        began, deadline = time.monotonic(), Deadline()
+            text = to_yaml(job.plain())
+            begin(run, text, options or Options(), own_storage=storage is None)
+        return tuned(run, opened, "--storage" if storage is not None else str(run.database))
+
+
+def tuned(
+    run: RunFolder, opened: Callable[[contextlib.ExitStack], Session], storage: str
+) -> Result:
+    """Open a session, search with it and conclude; how that ended is kept in the run's folder.
+
+    Args:
+        opened: makes the session; what has to be closed in the end goes on its stack.
+        storage: where the study is, for messages about its faults.
+    """
+    run.ending.unlink(missing_ok=True)
+    session, began = None, time.monotonic()
+    with contextlib.ExitStack() as stack, faults_of_storage(storage):
         try:
-            stack.enter_context(devices_locked(job.devices, run.path, heard.waiting))
-            began, deadline = time.monotonic(), Deadline(total_s=job.budget.total)
-            with deadline.cuts():
-                server = stack.enter_context(ChildServer(run.log))
-            session = Session.open(job, definition, run, server, storage, heard, deadline)
+            session = opened(stack)
+            began = session.deadline.began  # before that others may have had the devices
             result = searched(session)
         except KeyboardInterrupt:
             result = interrupted(session)
-        except OutOfTime:
-            result = before_the_search(deadline)
+        except OutOfTime as cut:
+            result = before_the_search(str(cut))
         keep_ending(run, result)
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 3))
 

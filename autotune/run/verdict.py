@@ -1,27 +1,34 @@
 """What a launch says of the promise that was made: the verdict of a verification. Pure."""
 
+import math
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.outcome import busy_text, is_quiet
+from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
 from autotune.process.out_of_memory import read_memory_error
 from autotune.process.processor_waits import is_crowded, wait_share
-from autotune.run.timed_steps import TimedSteps
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, threads
+from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
 from autotune.units import format_bytes
 
 SPEED_TOLERANCE = 0.25
 """The launch may be slower or faster than promised by this share; shared machines are this noisy.
 What is much faster than its probe was not probed on the machine that it is launched on."""
+MOST_TOLERANCE = 0.5
+"""However noisy a start and its probe were, it may be off by so much of its speed, and no more."""
 MEMORY_TOLERANCE = 0.15
 """The launch may take more than promised by this share."""
 MEMORY_SLACK = 128 * 2**20
 """Bytes, or by so much: what libraries map differs between a forked process and a fresh one."""
+LOGGED = ("{'loss'", "{'eps'")
+"""How the lines begin in which trainers log steps; the second is PPOTrainer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +59,7 @@ class Verification:
     soaked_s: float | None = None
     """How long it was trained to see whether memory creeps or speed decays; None: it was not."""
     stages_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage that came to its end (`run/launch_stages.py`), of all launches."""
+    """Seconds of each stage that came to its end (`run/rehearse.py`), of all launches."""
 
     @property
     def was_disturbed(self) -> bool:
@@ -62,6 +69,88 @@ class Verification:
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
         return asdict(self)
+
+
+# -- the timed steps, read off a launch's log lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """Timed steps of a launch: their tokens, and when they began and ended, in seconds after its
+    start.
+
+    Attributes:
+        sizes: tokens with padding of their micro-batches; None: not known.
+    """
+
+    tokens: float
+    begin_s: float
+    end_s: float
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What they took."""
+        return self.end_s - self.begin_s
+
+    def against_promise(self, chosen: Ranked) -> float:
+        """Return seconds that were promised for exactly these batches, over the seconds they
+        took."""
+        m = chosen.measurement
+        if self.sizes is None or m.micro_step_fixed_s is None or m.micro_step_per_token_s is None:
+            return self.tokens / chosen.tokens_per_s / self.seconds
+        micro = len(self.sizes) * (m.micro_step_fixed_s + (m.data_wait_s or 0.0))
+        steps = len(self.sizes) / chosen.candidate.gradient_accumulation_steps
+        promised = micro + m.micro_step_per_token_s * sum(self.sizes)
+        return (promised + steps * (m.optimizer_step_time_s or 0.0)) / self.seconds
+
+
+def timed_steps_of(
+    report: LaunchReport, state: Any | None, rehearsal: RehearsalReply
+) -> TimedSteps | None:
+    """Return all timed steps; None where a log line of theirs is missing.
+
+    Args:
+        state: the Trainer's own state, from the checkpoint; None: nothing was saved.
+    """
+    parts = timed_parts(report, state, rehearsal, 1)
+    return parts[0] if parts else None
+
+
+def timed_parts(
+    report: LaunchReport, state: Any | None, rehearsal: RehearsalReply, count: int
+) -> list[TimedSteps]:
+    """Return the timed steps in so many parts of about as many steps each; none where a log line
+    that they need is missing, or there are fewer steps than that."""
+    if state is None:
+        return []
+    history = [e for e in state["log_history"] if "loss" in e or "objective/kl" in e]
+    tokens_by_step = {e["step"]: e.get("num_tokens") for e in history}
+    times = [when for when, line in report.lines if line.lstrip().startswith(LOGGED)]
+    logged = dict(zip(sorted(tokens_by_step), times, strict=False))
+    first, timed = rehearsal.untimed, rehearsal.timed
+    logs = timed // LOGGING_STEPS
+    ends = [first + LOGGING_STEPS * (part * logs // count) for part in range(count)]
+    ends.append(rehearsal.steps)
+    if any(end not in logged for end in ends):
+        return []
+    parts = []
+    for begin, end in zip(ends, ends[1:], strict=False):
+        if rehearsal.tokens is None:
+            tokens = float(tokens_by_step[end] - tokens_by_step[begin])
+        else:
+            tokens = rehearsal.tokens * (end - begin) / timed
+        sizes = None
+        if rehearsal.sizes is not None:
+            each = len(rehearsal.sizes) // timed
+            sizes = tuple(rehearsal.sizes[(begin - first) * each : (end - first) * each])
+        parts.append(
+            TimedSteps(tokens=tokens, begin_s=logged[begin], end_s=logged[end], sizes=sizes)
+        )
+    return parts if all(part.seconds > 0 for part in parts) else []
+
+
+# -- the verdict
 
 
 def judge(
@@ -113,6 +202,44 @@ def judge(
         only_too_fast=fast and not hard,
         processor_wait_share=waited,
     )
+
+
+def judge_measurement(measured: Measurement, chosen: Ranked, log: Path) -> Verification:
+    """Return what the first steps of a start, measured as a probe's are, say of the promise."""
+    promised = chosen.measurement
+    ratio = None
+    if measured.step_time_s and promised.step_time_s:
+        ratio = promised.step_time_s / measured.step_time_s
+    peak, promised_peak = measured.peak_memory_bytes, promised.peak_memory_bytes or 0
+    hard = [] if measured.outcome == "ok" else [f"{measured.outcome}: {measured.reason}"]
+    if peak is not None and peak > max_peak(promised_peak):
+        hard.append(f"it took {format_bytes(peak)}, {format_bytes(promised_peak)} were promised")
+    noise = math.hypot(measured.relative_uncertainty or 0.0, promised.relative_uncertainty or 0.0)
+    tolerance = min(max(SPEED_TOLERANCE, noise), MOST_TOLERANCE)
+    slow = ratio is not None and ratio < 1 - tolerance
+    fast = ratio is not None and ratio > 1 + tolerance
+    speed = f"{100 * (ratio or 0.0):.0f}% of the promised speed"
+    problems = [*hard, *([f"it had {speed}"] if slow or fast else [])]
+    kept = f"it started and trained; {speed}, peak {format_bytes(peak or 0)}"
+    return Verification(
+        verified=not problems,
+        reason="; ".join(problems) or kept,
+        tokens_per_s=measured.tokens_per_s,
+        promised_tokens_per_s=promised.tokens_per_s,
+        speed_against_promise=ratio,
+        peak_memory_bytes=peak,
+        promised_peak_memory_bytes=promised.peak_memory_bytes,
+        seconds=measured.seconds,
+        log=str(log),
+        only_too_slow=slow and not hard,
+        only_too_fast=fast and not hard,
+        processor_wait_share=measured.processor_wait_share,
+    )
+
+
+def max_peak(promised: int) -> float:
+    """Return what a launch may take, in bytes, so that the promise holds."""
+    return promised + max(promised * MEMORY_TOLERANCE, MEMORY_SLACK)
 
 
 def vllm_runs(launched: Settings) -> bool:
@@ -195,8 +322,7 @@ def _memory_problems(
         return []
     if peak is not None and not without_vllm and peak > limit:
         return [f"it took {format_bytes(peak)}, over the limit of {format_bytes(limit)}"]
-    slack = max(promised * MEMORY_TOLERANCE, MEMORY_SLACK)
-    if peak is not None and peak > promised + slack:
+    if peak is not None and peak > max_peak(promised):
         return [f"it took {format_bytes(peak)}, but {format_bytes(promised)} was promised"]
     return []
 

@@ -24,11 +24,16 @@ from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import SOAK, TIMED_STEPS, Heard, Stages
-from autotune.run.rehearse import TIMEOUT_S, BundleLaunch
+from autotune.run.rehearse import (
+    SOAK,
+    TIMED_STEPS,
+    TIMEOUT_S,
+    BundleLaunch,
+    Heard,
+    Stages,
+)
 from autotune.run.soak import PARTS, judge_soak, soak_steps
-from autotune.run.timed_steps import timed_parts
-from autotune.run.verdict import Verification
+from autotune.run.verdict import Verification, timed_parts
 from autotune.search.recommend import Ranked
 from autotune.space.settings import (
     Settings,

@@ -55,14 +55,19 @@ class ScriptBundle:
 
     @property
     def by_flags(self) -> bool:
-        """True if flags on the command line set all of it; another program that starts the script
-        with words of its own may not hand them on."""
-        if not self.look.flags or None in self.changes.values():
-            return False
-        script, *arguments = self.look.command_line
-        if arguments:
-            return list(self.words[-len(arguments) :]) == arguments
-        return Path(self.words[-1]).name == Path(script).name
+        """True if flags on the command line set all of it."""
+        return set_by_flags(self.words, self.look, self.changes)
+
+
+def set_by_flags(words: Sequence[str], look: Look, changes: Mapping[str, Any]) -> bool:
+    """True if flags on the command line set these fields; another program that starts the script
+    with words of its own may not hand them on."""
+    if not look.flags or None in changes.values():
+        return False
+    script, *arguments = look.command_line
+    if arguments:
+        return list(words[-len(arguments) :]) == arguments
+    return Path(words[-1]).name == Path(script).name
 
 
 def files_of(bundle: ScriptBundle, hook: str) -> dict[str, str]:

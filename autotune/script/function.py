@@ -19,8 +19,8 @@ from autotune.process.opener import opener
 from autotune.process.run_folder import RunFolder
 from autotune.report.run_lines import RunLines
 from autotune.report.talk import say
+from autotune.run.listener import Listener
 from autotune.run.opening import new_folder
-from autotune.run.session import Listener
 from autotune.script.command import without_trackers
 from autotune.script.hook.sitecustomize import Hook
 from autotune.script.tuning import ScriptResult, tune_script

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.estimate.estimate import prior_residual
-from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.report.content import Chosen, Content
 from autotune.report.gather import content_of
-from autotune.run.expectations import Expectations
 from autotune.run.loop import reasons_against
 from autotune.run.past_run import PastRun
 from autotune.run.stored import (
@@ -27,6 +24,7 @@ from autotune.run.stored import (
     study_name,
 )
 from autotune.script.protocol import Look
+from autotune.script.session import unestimated
 from autotune.script.space import job_of, space_of
 from autotune.search.storage import fault_of_file
 from autotune.value_types import NONSENSE, checked
@@ -117,8 +115,7 @@ def reopen_script(path: Path) -> PastScriptRun:
         limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
     files = StoredFiles(run)
     records = stored_records(files, space, run.database, name, allowed)
-    prior = prior_residual(facts.device, TYPICAL_PROCESS, look.ways)
-    nothing = Expectations(estimates={}, prior=prior, limit_bytes=limit)
+    nothing = unestimated(look, facts, limit)
     past = PastRun(
         run=run,
         job=job,

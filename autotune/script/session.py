@@ -1,43 +1,57 @@
-"""The search of a script at work: the loop of every run, its probes starts of the script."""
+"""A run of a user's script: its probes are starts of the script, and what it writes is a
+`launch.sh` that starts it with the fields that were found."""
 
 import dataclasses
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from autotune.estimate.estimate import prior_residual
+from autotune.facts import Facts
+from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.probe.outcome import is_by_another, of_both
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Watcher
 from autotune.process.messages import ChildFolder
-from autotune.run.session import SearchSession
-from autotune.run.verdict import MEMORY_SLACK, MEMORY_TOLERANCE, SPEED_TOLERANCE, Verification
-from autotune.script.command import Starter, write_request
+from autotune.run.expectations import Expectations
+from autotune.run.session import Session
+from autotune.run.verdict import Verification, judge_measurement
+from autotune.script.command import HOOK, ScriptCommand, Starter, write_request
+from autotune.script.files import ScriptBundle, files_of, set_by_flags
 from autotune.script.measuring import measure_start
 from autotune.script.protocol import PROBE, Look
 from autotune.script.space import changes_of, environment_of, fields_of
 from autotune.search.job_time import Work, work_of
-from autotune.search.recommend import Ranked
+from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import ACCUMULATION, Candidate
-from autotune.units import format_bytes
 
-MOST_TOLERANCE = 0.5
-"""However noisy both were, a start may be off by so much of its promised speed, and no more."""
 PROBED_STEPS = 2
 """Micro-steps of an optimizer step in a probe, at most: gradients are in memory during the worst
 micro-batch exactly if there is one before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptSession(SearchSession):
-    """One search of a script.
+class ScriptSession(Session):
+    """A run of a script at work.
 
     Attributes:
-        starter: what starts it.
+        starter: starts it; of a function nothing is written.
         look: what was seen of it.
     """
 
+    default_words = "the script's own settings"
+    most_launches = 2
     starter: Starter
     look: Look
+
+    @property
+    def devices(self) -> int:
+        """Devices among which the rows of an optimizer step are divided."""
+        return self.look.ways
+
+    @property
+    def launching(self) -> str:
+        """The command that starts what was written, and was not verified."""
+        return self.run.resumption
 
     def measure(
         self,
@@ -49,22 +63,22 @@ class ScriptSession(SearchSession):
         most_s: float,
     ) -> Measurement:
         """Return the measurement of a few steps of the script with a candidate's fields; once more
-        where somebody else ended it."""
+        where another process ended it."""
         folder = self.run.probe(number)
         steps = candidate.gradient_accumulation_steps
         if not self.look.online:
             steps = min(steps, PROBED_STEPS)
-        probed = {**fields_of(candidate, self.look), ACCUMULATION: steps}
-        changes = {**changes_of(candidate, self.look), ACCUMULATION: steps}
-        measurement = self._start(
-            self.starter, folder, candidate, changes, probed, to_beat, most_s, watch
-        )
-        if is_by_another(measurement) and most_s > measurement.seconds:
-            left_s = most_s - measurement.seconds
-            again = self._start(
-                self.starter, folder, candidate, changes, probed, to_beat, left_s, watch
+        fields = {**changes_of(candidate, self.look), ACCUMULATION: steps}
+        expected = {**fields_of(candidate, self.look), ACCUMULATION: steps}
+
+        def start(most_s: float) -> Measurement:
+            return self._start(
+                self.starter, folder, candidate, fields, expected, most_s, to_beat, watch
             )
-            measurement = of_both(measurement, again)
+
+        measurement = start(most_s)
+        if is_by_another(measurement) and most_s > measurement.seconds:
+            measurement = of_both(measurement, start(most_s - measurement.seconds))
         return measurement
 
     def work(self, candidate: Candidate) -> Work:
@@ -72,28 +86,49 @@ class ScriptSession(SearchSession):
         return work_of(self.look.arguments)
 
     def verification_s(self, ranked: Ranked) -> float:
-        """Return a start takes what its probe took, and as much longer as it has more
-        micro-steps."""
+        """Return what a start takes, in seconds: what its probe took, and as much longer as it has
+        more micro-steps."""
         more = ranked.candidate.gradient_accumulation_steps / PROBED_STEPS
         stages = ranked.measurement.stages_s
         return ranked.measurement.seconds + max(more - 1, 0.0) * stages.get("train", 0.0)
 
-    def verify(
-        self, starter: Starter, ranked: Ranked, folder: ChildFolder, *, by_flags: bool
-    ) -> Verification:
-        """Start what was written down, and judge its first steps."""
+    def write(self, recommendation: Recommendation, verification: Verification | None) -> None:
+        """Put `launch.sh` and what belongs to it into the run's folder."""
+        if not isinstance(self.starter, ScriptCommand):
+            return
+        chosen, candidate = recommendation.chosen, recommendation.chosen.candidate
+        bundle = ScriptBundle(
+            words=self.starter.words,
+            folder=str(self.starter.folder),
+            look=self.look,
+            changes=changes_of(candidate, self.look),
+            environment=environment_of(candidate),
+            probe=chosen.number,
+            measurement=chosen.measurement,
+            reasons=recommendation.reasons,
+            verification=None if verification is None else verification.plain(),
+        )
+        hook = (HOOK / "sitecustomize.py").read_text(encoding="utf-8")
+        self.run.write_bundle(self.run.bundle, files_of(bundle, hook))
+
+    def launch(self, ranked: Ranked, probe_again: Callable[[], Measurement]) -> Verification:
+        """Start `launch.sh`, and judge its first steps; once more where it was only slower or
+        faster, as machines are noisy."""
+        assert isinstance(self.starter, ScriptCommand)
+        launched = ScriptCommand(words=("bash", str(self.run.launch)), folder=self.starter.folder)
+        folder = ChildFolder(path=self.run.verification)
         candidate = ranked.candidate
-        expected = fields_of(candidate, self.look)
+        changes = changes_of(candidate, self.look)
         # Where flags set the fields, they have to do so here, too.
-        changes = {} if by_flags else changes_of(candidate, self.look)
-        verdict = None
-        for _ in range(2):  # once more where it was only slower or faster: machines are noisy
-            left_s = self.deadline.left_s
-            found = self._start(starter, folder, candidate, changes, expected, None, left_s, None)
-            verdict = judge(found, ranked, folder.stderr)
+        by_flags = set_by_flags(self.starter.words, self.look, changes)
+        fields, expected = {} if by_flags else changes, fields_of(candidate, self.look)
+        for _ in range(2):
+            measured = self._start(
+                launched, folder, candidate, fields, expected, self.deadline.left_s
+            )
+            verdict = judge_measurement(measured, ranked, folder.stderr)
             if not (verdict.only_too_slow or verdict.only_too_fast):
                 break
-        assert verdict is not None
         return verdict
 
     def _start(
@@ -103,9 +138,9 @@ class ScriptSession(SearchSession):
         candidate: Candidate,
         fields: dict[str, object],
         expected: dict[str, object],
-        to_beat: float | None,
         most_s: float,
-        watch: Watcher | None,
+        to_beat: float | None = None,
+        watch: Watcher | None = None,
     ) -> Measurement:
         write_request(
             folder,
@@ -134,36 +169,8 @@ class ScriptSession(SearchSession):
         return measurement
 
 
-def judge(found: Measurement, ranked: Ranked, log: Path) -> Verification:
-    """Return what a start shows beside what its probe promised. Pure."""
-    promised = ranked.measurement
-    ratio = None
-    if found.step_time_s and promised.step_time_s:
-        ratio = promised.step_time_s / found.step_time_s
-    peak, expected_peak = found.peak_memory_bytes, promised.peak_memory_bytes or 0
-    most = max((1 + MEMORY_TOLERANCE) * expected_peak, expected_peak + MEMORY_SLACK)
-    problems = [] if found.outcome == "ok" else [f"{found.outcome}: {found.reason}"]
-    noise = math.hypot(found.relative_uncertainty or 0.0, promised.relative_uncertainty or 0.0)
-    tolerance = min(max(SPEED_TOLERANCE, noise), MOST_TOLERANCE)
-    slow = ratio is not None and ratio < 1 - tolerance
-    fast = ratio is not None and ratio > 1 + tolerance
-    hard = [*problems]
-    if peak is not None and peak > most:
-        hard.append(f"it took {format_bytes(peak)}, {format_bytes(expected_peak)} were promised")
-    speed = f"{100 * (ratio or 0.0):.0f}% of the promised speed"
-    off = [f"it had {speed}"] if slow or fast else []
-    kept = f"it started and trained; {speed}, peak {format_bytes(peak or 0)}"
-    return Verification(
-        verified=not (hard or off),
-        reason="; ".join([*hard, *off]) or kept,
-        tokens_per_s=found.tokens_per_s,
-        promised_tokens_per_s=promised.tokens_per_s,
-        speed_against_promise=ratio,
-        peak_memory_bytes=peak,
-        promised_peak_memory_bytes=promised.peak_memory_bytes,
-        seconds=found.seconds,
-        log=str(log),
-        only_too_slow=slow and not hard,
-        only_too_fast=fast and not hard,
-        processor_wait_share=found.processor_wait_share,
-    )
+def unestimated(look: Look, facts: Facts, limit: int) -> Expectations:
+    """Return the expectations of a script, which is not traced: there are none but the memory of a
+    process."""
+    prior = prior_residual(facts.device, TYPICAL_PROCESS, look.ways)
+    return Expectations(estimates={}, prior=prior, limit_bytes=limit)

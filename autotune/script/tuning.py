@@ -1,29 +1,40 @@
 """How a script becomes a `launch.sh`: look, search, recommend, write, verify.
 
-The search is the loop of every run (`run/loop.py`); its probes are starts of the script.
+The search is that of every run (`run/tuning.py`); here it is opened, by a look at the script.
 """
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.process.messages import write_json
+from pydantic import ValidationError
+
+from autotune.errors import Problem, UserError
+from autotune.facts import devices, stack
+from autotune.job.job import Budget, as_budget
+from autotune.probe.survey import allowed_memory, memory_limit
+from autotune.process.device_lock import devices_locked
+from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.run.conclusion import interrupted, searched_result
-from autotune.run.deadline import Deadline, OutOfTime
-from autotune.run.loop import search, settle
-from autotune.run.nothing_measured import before_the_search
-from autotune.run.session import Listener, Result
-from autotune.script.command import Starter
-from autotune.script.conclusion import emitted, saving, without
-from autotune.script.opening import begin, opened
+from autotune.run.deadline import Deadline
+from autotune.run.listener import Listener
+from autotune.run.opening import begin, started
+from autotune.run.session import Options, Result
+from autotune.run.study import study_of
+from autotune.run.tuning import tuned
+from autotune.script.command import ScriptCommand, Starter
+from autotune.script.looking import look
 from autotune.script.protocol import Look
-from autotune.script.session import ScriptSession
-from autotune.script.space import changes_of, environment_of
-from autotune.search.recommend import NothingFits, recommend
-from autotune.search.storage import faults_of_storage
+from autotune.script.session import ScriptSession, unestimated
+from autotune.script.space import changes_of, environment_of, facts_of, job_of, space_of
+from autotune.search.sampler.params import guided_sampler
+from autotune.space.job_file.problems import explain
+from autotune.value_types import NONSENSE, checked
+
+LOOK_S = 60.0
+"""A look may take so much for each minute of a probe."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,49 +76,107 @@ def tune_script(
         UserError: it cannot be tuned from outside (exit code 2).
         MachineError: the machine cannot do it (exit code 3).
     """
-    heard = listener or Listener()
-    began = time.monotonic()
-    with run.locked(), contextlib.ExitStack() as locks, faults_of_storage(str(run.database)):
+    follower = listener or Listener()
+    options = Options(history=False, verify=verify and isinstance(starter, ScriptCommand))
+    session: ScriptSession | None = None
+
+    def opened(stack: contextlib.ExitStack) -> ScriptSession:
+        nonlocal session
+        session = open_script(starter, run, limits, follower, stack, options, global_batch)
+        return session
+
+    with run.locked():
         if not run.exists():
-            begin(starter, run, limits, global_batch)
-        run.ending.unlink(missing_ok=True)
-        session: ScriptSession | None = None
-        try:
-            session = opened(starter, run, limits, heard, locks, verify, global_batch)
-            found = searched(session)
-        except KeyboardInterrupt:
-            found = ScriptResult(result=interrupted(session))
-        except OutOfTime:
-            found = ScriptResult(result=before_the_search(Deadline()))
-        ending = {"outcome": found.result.outcome, "stop_reason": found.result.stop_reason}
-        write_json(run.ending, {**ending, "saving": None})
-    seconds = round(time.monotonic() - began, 3)
-    return dataclasses.replace(found, result=dataclasses.replace(found.result, seconds=seconds))
-
-
-def searched(session: ScriptSession) -> ScriptResult:
-    """Search, measure the fastest again until their order is certain, and conclude."""
-    reason = search(session)
-    session.listener.stopped(reason)
-    while not settle(session):
-        reason = search(session)
-        session.listener.stopped(reason)
-    first = recommend(session.study.records(), session.allowed_bytes)
-    if isinstance(first, NothingFits):
-        return ScriptResult(result=without(session, first, reason), look=session.look)
-    chosen, verification = emitted(session, first)
-    candidate = chosen.chosen.candidate
-    result = dataclasses.replace(
-        searched_result(session, "recommended", reason),
-        space=session.space,
-        devices=session.look.ways,
-        recommendation=chosen,
-        verification=verification,
-        saving=saving(session, chosen),
-    )
+            begin(run, _kept(starter, limits, global_batch), options, file=run.script)
+        result = tuned(run, opened, str(run.database))
+    if session is None or result.recommendation is None:
+        return ScriptResult(result=result, look=session.look if session else None)
+    candidate = result.recommendation.chosen.candidate
     return ScriptResult(
         result=result,
         look=session.look,
         fields=changes_of(candidate, session.look),
         environment=environment_of(candidate),
     )
+
+
+def _kept(starter: Starter, limits: Mapping[str, Any], global_batch: int | None) -> str:
+    """Return what the run's folder keeps of a search, in place of a job."""
+    command = starter if isinstance(starter, ScriptCommand) else None
+    kept = {
+        "words": list(command.words) if command else [],
+        "folder": str(command.folder) if command else "",
+        "limits": dict(limits),
+        "global_batch": global_batch,
+    }
+    return json.dumps(kept, indent=1)
+
+
+def open_script(
+    starter: Starter,
+    run: RunFolder,
+    limits: Mapping[str, Any],
+    listener: Listener,
+    stack_of_run: contextlib.ExitStack,
+    options: Options,
+    global_batch: int | None,
+) -> ScriptSession:
+    """Return everything that the run of a script needs, made now or as it was left."""
+    with faults_of_limits("budget"):
+        budget = Budget.model_validate(as_budget(limits.get("budget", {})))
+    deadline = Deadline(total_s=budget.total)
+    with deadline.cuts():
+        seen = look_of(starter, run, LOOK_S * budget.probe_minutes, listener)
+    with faults_of_limits():
+        job = job_of(seen, limits, global_batch)
+    locked = job.devices.model_copy(update={"count": seen.ways})
+    stack_of_run.enter_context(devices_locked(locked, run.path, listener.waiting))
+    device = devices.detect(seen.device_kind, job.devices.index, seen.ways)
+    facts = facts_of(seen, device, stack.installed())
+    write_json(run.facts, facts.plain())
+    space = space_of(seen, job, facts)
+    limit, allowed = memory_limit(job, device), allowed_memory(job, device)
+    listener.surveyed(facts, space, limit)
+    expectations = unestimated(seen, facts, limit)
+    name, _ = started(run)
+    sampler = guided_sampler(space, {}, expectations.prior, allowed_bytes=allowed)
+    return ScriptSession(
+        job=job,
+        run=run,
+        facts=facts,
+        space=space,
+        study=study_of(run, name, space, sampler, allowed, listener.restored),
+        listener=listener,
+        limit_bytes=limit,
+        allowed_bytes=allowed,
+        expectations=expectations,
+        options=options,
+        deadline=deadline,
+        starter=starter,
+        look=seen,
+    )
+
+
+@contextlib.contextmanager
+def faults_of_limits(*room: str) -> Iterator[None]:
+    """Make a message of a limit that cannot be, within this block; `room`: the field it is in.
+
+    Raises:
+        UserError: there is one.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        explained = [explain(detail, (*room, *detail["loc"])) for detail in error.errors()]
+        problems = [Problem(where="--set", what=what, hint=hint) for what, hint in explained]
+        raise UserError(*problems) from None
+
+
+def look_of(starter: Starter, run: RunFolder, timeout_s: float, listener: Listener) -> Look:
+    """Return what is seen of the script, now or when the search began."""
+    earlier = read_json(run.survey.path / "look.json")
+    if earlier is not None:
+        with contextlib.suppress(*NONSENSE):
+            return checked(Look.from_plain(earlier), Look)
+    listener.remarked("a look at what it trains: it is started until its training begins ...")
+    return look(starter, run.survey, timeout_s)

@@ -8,8 +8,7 @@ from typing import Any
 
 from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
-from autotune.run.comparison import TOP, compared
-from autotune.run.expectations import expectations_from_plain
+from autotune.run.expectations import TOP, compared, expectations_from_plain
 from autotune.search.record import Record
 from autotune.space.knobs import from_knobs
 from benchmarks.gpu_memory.cases import PATH_KNOBS

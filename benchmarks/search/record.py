@@ -30,12 +30,12 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
-from autotune.plan.progress import Progress  # noqa: E402
+from autotune.plan.estimator import Estimator  # noqa: E402
 from autotune.probe.measure import measure_candidate  # noqa: E402
 from autotune.probe.survey import memory_limit, survey  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
-from autotune.run.estimates import expected  # noqa: E402
+from autotune.run.opening import expected  # noqa: E402
 from autotune.space.bind import SearchSpace, bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
@@ -92,9 +92,15 @@ class Recording:
 
     def expect(self) -> None:
         """Estimate all candidates, before any is probed."""
-        expectations = expected(
-            self.job, self.facts, self.space, self.run, self.server, self.limit, Progress()
+        estimator = Estimator(
+            job=self.job,
+            facts=self.facts,
+            limit=self.limit,
+            server=self.server,
+            folder=self.run.path / "estimates",
+            rows=self.run.rows,
         )
+        expectations = expected(estimator, self.space, self.run)
         plain = expectations.plain()
         self.write({"row": "prior", **{k: plain[k] for k in ("prior", "limit_bytes")}})
         for candidate in self.space.candidates:

@@ -19,9 +19,8 @@ from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live.panel import run_view
 from autotune.cli.views.live.remote import EventListener, remote_view
 from autotune.report.run_lines import RunLines
+from autotune.run.listener import Listener, ProbeSteps, Standing
 from autotune.run.loop import CANNOT_FIT
-from autotune.run.session import Listener
-from autotune.run.standing import ProbeSteps, Standing
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.record import Record

@@ -25,8 +25,7 @@ from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import Stages
-from autotune.run.rehearse import BundleLaunch
+from autotune.run.rehearse import BundleLaunch, Stages
 from autotune.search.recommend import Ranked
 from autotune.space.settings import settings
 from autotune.training.rehearsal import RehearsalReply

@@ -30,7 +30,7 @@ from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.run import verdict, verify
-from autotune.run.standing import ProbeSteps
+from autotune.run.listener import ProbeSteps
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job

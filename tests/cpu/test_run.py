@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autotune.run.verified_bundle import MAX_VERIFICATIONS
 
 from autotune.facts.stack import fused_head
 from autotune.plan.questions.ways import Advisor
-from autotune.run.verified_bundle import MAX_VERIFICATIONS
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.stand_ins import EXAMPLES, give_tokenizer, stand_in
 

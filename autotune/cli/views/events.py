@@ -15,8 +15,7 @@ from autotune.plan.choices import Choice
 from autotune.plan.progress import Progress
 from autotune.report.words import candidate_text
 from autotune.run.expectations import Expectations
-from autotune.run.session import Listener
-from autotune.run.standing import ProbeSteps, Standing
+from autotune.run.listener import Listener, ProbeSteps, Standing
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.search.record import Record

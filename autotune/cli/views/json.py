@@ -10,8 +10,7 @@ from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement
 from autotune.report.advice import advice_plain
-from autotune.run.comparison import compared
-from autotune.run.expectations import Expectations
+from autotune.run.expectations import Expectations, compared
 from autotune.run.session import Result
 from autotune.search.record import Record, counts_as_probe
 from autotune.search.repeats import repeatability

@@ -9,8 +9,8 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations
+from autotune.run.listener import Listener, Listeners
 from autotune.run.past_run import PastRun, reopen
-from autotune.run.session import Listener, Listeners
 from autotune.script.past_run import look_of_run, reopen_script
 from autotune.search.record import Record
 from autotune.space.bind import SearchSpace

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from autotune.errors import Problem, UserError
+from autotune.job.yaml_file import to_yaml
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.opening import begin
@@ -32,7 +33,7 @@ def tuned(monkeypatch):
 
     def tune(job, definition, run, *, storage, listener, options):
         if options is not None:
-            begin(job, run, storage, options)
+            begin(run, to_yaml(job.plain()), options, own_storage=storage is None)
         Tuned.calls.append((job, run, storage))
         return Tuned.ends
 
@@ -57,7 +58,7 @@ def test_a_run_begins_with_its_job_resolved_in_its_folder(nasty_dir, tuned):
 
 def test_a_quiet_run_says_nothing_but_its_result(tmp_path, monkeypatch):
     def tune(job, definition, run, *, storage, listener, options):
-        begin(job, run, storage, options)
+        begin(run, to_yaml(job.plain()), options)
         listener.surveying(job)
         listener.stopped("it is over")
         return Result(outcome="nothing_fits", nothing_fits=NOTHING, **FIELDS)

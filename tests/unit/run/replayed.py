@@ -15,10 +15,10 @@ from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.run import opening, session, tuning
+from autotune.run import job_session, opening, tuning
 from autotune.run.expectations import Expectations
-from autotune.run.opening import Options
-from autotune.run.session import Listener
+from autotune.run.listener import Listener
+from autotune.run.session import Options
 from autotune.space.definition import load_definition
 from autotune.space.job_file.load import load_job
 from tests.unit.builders import GIB, bad, make_estimate, ok
@@ -50,7 +50,7 @@ def replay_probe(
     return measurement
 
 
-def give_estimates(_job: Any, _facts: Any, space: Any, *_: Any) -> Expectations:
+def give_estimates(_estimator: Any, space: Any, _run: Any) -> Expectations:
     """In place of the traces: speeds that are off by up to a half, and of all it may fit."""
     estimates = {}
     for candidate in space.candidates:
@@ -75,8 +75,8 @@ def without_device() -> Iterator[None]:
     with (
         mock.patch.object(tuning, "ChildServer", lambda _: contextlib.nullcontext(server)),
         mock.patch.object(opening, "survey", give_facts),
-        mock.patch.object(session, "expected", give_estimates),
-        mock.patch.object(session, "measure_candidate", replay_probe),
+        mock.patch.object(opening, "expected", give_estimates),
+        mock.patch.object(job_session, "measure_candidate", replay_probe),
     ):
         yield
 

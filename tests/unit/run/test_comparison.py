@@ -8,8 +8,7 @@ import pytest
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.calibration import calibrated
 from autotune.estimate.speed.step_time import TimeParts
-from autotune.run.comparison import Comparison, compared
-from autotune.run.expectations import Expectations
+from autotune.run.expectations import Comparison, Expectations, compared
 from autotune.search.record import Record
 from tests.unit.builders import GIB, bad, make_candidate, make_estimate, ok
 

@@ -13,7 +13,8 @@ from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
 from autotune.plan.candidates import estimates_of
 from autotune.plan.variants import variant_tasks
-from autotune.run.expectations import Expectations, expectations_from_plain, prior_of
+from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.opening import prior_of
 from autotune.search.record import Record
 from autotune.space.settings import settings
 from tests.unit.builders import GIB, bad, make_candidate, make_facts, make_job, ok

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.run.launch_stages import LaunchStages, Stages
+from autotune.run.rehearse import LaunchStages, Stages
 from autotune.training.rehearsal import RehearsalReply
 
 SFT = (

@@ -11,21 +11,22 @@ from autotune.errors import MachineError
 from autotune.estimate.residual import Residual
 from autotune.probe.outcome import busy_text
 from autotune.process.run_folder import RunFolder
-from autotune.run import loop, session
-from autotune.run.conclusion import conclude, saving
+from autotune.run import job_session, loop
+from autotune.run.conclusion import conclude, left_out, saving
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
-from autotune.run.left_out import left_out
+from autotune.run.job_session import JobSession
+from autotune.run.listener import Listener
 from autotune.run.loop import (
     CANNOT_FIT,
     probe_again,
+    reserved_s,
     ruled_out,
     search,
     settle,
 )
 from autotune.run.nothing_measured import nothing_measured
-from autotune.run.room import reserved_s
-from autotune.run.session import Listener, Options, Session
+from autotune.run.session import Options
 from autotune.search.recommend import Recommendation, recommend
 from autotune.search.sampler.params import guided_sampler
 from autotune.search.study import Study
@@ -64,7 +65,7 @@ class Stub:
             c.key: make_estimate(500, tokens_per_s=1.1 * speed_of(c)) for c in space.candidates
         }
         prior = Residual(relative_sigma=0.02)
-        self.session = Session(
+        self.session = JobSession(
             job=made,
             run=RunFolder(path=folder),
             facts=facts,
@@ -83,7 +84,7 @@ class Stub:
             expectations=Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT),
             options=Options(),
         )
-        monkeypatch.setattr(session, "measure_candidate", self._measure)
+        monkeypatch.setattr(job_session, "measure_candidate", self._measure)
         monkeypatch.setattr(loop, "PAUSES_S", (0.0, 0.0))
 
     def _measure(self, server, folder, job, facts, candidate, **_):

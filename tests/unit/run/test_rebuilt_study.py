@@ -9,7 +9,7 @@ from autotune.probe.survey import allowed_memory
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.past_run import reopen
-from autotune.run.rebuilt_study import rebuild, set_aside
+from autotune.run.study import rebuild, set_aside
 from autotune.search.record import Record
 from autotune.search.sampler.params import compared_sampler
 from autotune.search.study import Study

@@ -12,11 +12,9 @@ import pytest
 from autotune.process.limits import LaunchReport
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
-from autotune.run.launch_stages import Stages
-from autotune.run.rehearse import BundleLaunch
+from autotune.run.rehearse import BundleLaunch, Stages
 from autotune.run.soak import PARTS, Memory, creep_problems, decay_problems, judge_soak, soak_steps
-from autotune.run.timed_steps import TimedSteps, timed_parts
-from autotune.run.verdict import Verification
+from autotune.run.verdict import TimedSteps, Verification, timed_parts
 from autotune.run.verify import _soak
 from autotune.search.recommend import Ranked
 from autotune.space.settings import settings

@@ -11,8 +11,7 @@ from autotune.facts import devices
 from autotune.process.limits import LaunchReport
 from autotune.run import verify
 from autotune.run.deadline import Deadline
-from autotune.run.timed_steps import TimedSteps, timed_steps_of
-from autotune.run.verdict import Verification, judge
+from autotune.run.verdict import TimedSteps, Verification, judge, timed_steps_of
 from autotune.search.recommend import Ranked
 from autotune.space.settings import settings
 from autotune.training.rehearsal import RehearsalReply

@@ -20,8 +20,7 @@ from autotune.cli.views.live.rows import LABEL, rows
 from autotune.cli.views.live.state import LiveState
 from autotune.cli.views.live.writer import Writer
 from autotune.cli.views.terminal import TerminalListener
-from autotune.run.session import Listener
-from autotune.run.standing import ProbeSteps
+from autotune.run.listener import Listener, ProbeSteps
 
 LEAST_WIDTH, LEAST_HEIGHT = 60, 12
 """A smaller terminal gets lines only."""

@@ -7,7 +7,7 @@ from rich.cells import cell_len, set_cell_size
 from autotune.cli.views.live.state import LiveState
 from autotune.errors import visible
 from autotune.report.candidate_lines import describe
-from autotune.run.launch_stages import DATA, EVALUATION, SAVE, TIMED_STEPS, WORST_BATCH
+from autotune.run.rehearse import DATA, EVALUATION, SAVE, TIMED_STEPS, WORST_BATCH
 from autotune.space.knobs import from_knobs
 from autotune.units import format_bytes, format_seconds
 

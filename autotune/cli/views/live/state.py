@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.job.methods import METHODS
 from autotune.report.candidate_lines import describe
-from autotune.run.launch_stages import (
+from autotune.run.rehearse import (
     DATA,
     EVALUATION,
     SAVE,

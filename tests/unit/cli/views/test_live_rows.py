@@ -10,9 +10,8 @@ from rich.cells import cell_len
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live.rows import cut, fit, rows, whole_seconds
 from autotune.cli.views.live.state import LiveState
-from autotune.run.launch_stages import STAGE_TEXTS
-from autotune.run.session import Listener, follow_probe
-from autotune.run.standing import ProbeSteps, Standing
+from autotune.run.listener import Listener, ProbeSteps, Standing, follow_probe
+from autotune.run.rehearse import STAGE_TEXTS
 from autotune.search.rules.stopping import Outlook
 from autotune.units import format_bytes
 from tests.unit.builders import GIB, make_candidate

@@ -18,8 +18,7 @@ from autotune.probe.memory import with_vllm
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
 from autotune.run.rehearse import _fewer_together
-from autotune.run.timed_steps import TimedSteps
-from autotune.run.verdict import judge, vllm_runs
+from autotune.run.verdict import TimedSteps, judge, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition

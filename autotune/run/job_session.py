@@ -1,0 +1,204 @@
+"""A run of a job: its probes are short trainings of our own, and what it writes is a bundle."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.bundle.bundle import bundle_files, found_by
+from autotune.errors import UserError
+from autotune.facts import Facts
+from autotune.job.job import Job
+from autotune.plan.questions.advice import advise_in_run
+from autotune.plan.questions.changes import TriedChange, offloading, single_changes
+from autotune.plan.questions.way import Advice
+from autotune.probe.measure import measure_candidate
+from autotune.probe.protocol import Measurement
+from autotune.process.limits import Watcher
+from autotune.process.messages import ChildFolder
+from autotune.process.run_folder import RunFolder
+from autotune.process.server import ChildServer
+from autotune.run.deadline import OutOfTime
+from autotune.run.listener import follow_probe
+from autotune.run.session import Remedies, Session
+from autotune.run.verdict import Verification
+from autotune.run.verify import expected_seconds, verify
+from autotune.search.job_time import Work, work_of
+from autotune.search.recommend import NothingFits, Ranked, Recommendation
+from autotune.search.record import counts_as_probe, excess_bytes
+from autotune.space.bind import SearchSpace, bind
+from autotune.space.definition import load_definition
+from autotune.space.knobs import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSession(Session):
+    """A run of a job at work; `server` has the children that train."""
+
+    most_launches = 3
+    server: ChildServer
+
+    def measure(
+        self,
+        number: int,
+        candidate: Candidate,
+        *,
+        watch: Watcher | None,
+        to_beat: float | None,
+        most_s: float,
+    ) -> Measurement:
+        """Return the measurement of a short training in a child."""
+        return measure_candidate(
+            self.server,
+            self.run.probe(number),
+            self.job,
+            self.facts,
+            candidate,
+            rows=self.run.rows,
+            output_dir=self.run.output,
+            limit=self.limit_bytes,
+            watch=watch,
+            to_beat=to_beat,
+            most_s=most_s,
+        )
+
+    def work(self, candidate: Candidate) -> Work:
+        """Return how much the job trains, by the settings of a candidate."""
+        return work_of(self.space.settings(candidate).config)
+
+    def verification_s(self, ranked: Ranked) -> float:
+        """Return what it takes to launch a bundle for a few steps, in seconds."""
+        return expected_seconds(self.job, ranked, self.server.import_s)
+
+    def write(self, recommendation: Recommendation, verification: Verification | None) -> None:
+        """Write the bundle of a recommendation into the run's folder."""
+        files = render(
+            recommendation,
+            self.job,
+            self.facts,
+            self.run,
+            space=self.space,
+            probes=sum(counts_as_probe(record) for record in self.study.records()),
+            verification=verification,
+        )
+        self.run.write_bundle(self.run.bundle, files)
+
+    def launch(self, ranked: Ranked, probe_again: Callable[[], Measurement]) -> Verification:
+        """Launch the bundle for a few steps, and judge it by its promise."""
+        return verify(
+            self.run,
+            self.job,
+            self.facts,
+            ranked,
+            self.server,
+            probe_again,
+            self.deadline,
+            self.listener.verification_stage,
+        )
+
+    def remedies(self, nothing: NothingFits) -> Remedies:
+        """Return what would make the job fit: changes that are probed, or else estimated."""
+        shortfall = self._measured_shortfall(nothing)
+        tried = tuple(self._try_changes(shortfall))
+        return Remedies(nothing=shortfall, tried=tried, advice=self._advice(shortfall, tried))
+
+    def _measured_shortfall(self, nothing: NothingFits) -> NothingFits:
+        """Return what the nearest candidate really takes, where the device has more than the job
+        allows."""
+        roomy = self.facts.device.free_bytes
+        if nothing.nearest is None or not nothing.short_is_lower_bound or roomy <= self.limit_bytes:
+            return nothing
+        self.listener.trying("the nearest candidate without the job's memory limit")
+        measurement = self._what_if(self.job, nothing.nearest.candidate, "unlimited", roomy)
+        if measurement.outcome != "ok" or measurement.peak_memory_bytes is None:
+            return nothing
+        return dataclasses.replace(
+            nothing,
+            short_bytes=measurement.peak_memory_bytes - self.allowed_bytes,
+            short_is_lower_bound=False,
+        )
+
+    def _what_if(self, job: Job, candidate: Candidate, name: str, limit: int) -> Measurement:
+        """Return a probe beside the search: it is not part of the study."""
+        return measure_candidate(
+            self.server,
+            ChildFolder(path=self.run.what_if / name),
+            job,
+            self.facts,
+            candidate,
+            rows=self.run.rows,
+            output_dir=self.run.output,
+            limit=limit,
+            watch=follow_probe(self.listener),
+            most_s=self.deadline.left_s,
+            timed=False,
+        )
+
+    def _try_changes(self, nothing: NothingFits) -> Iterator[TriedChange]:
+        """Probe the single changes of the job that might make it fit."""
+        if nothing.nearest is None:
+            return
+        nearest = nothing.nearest.candidate
+        away = offloading(self.job, self.facts.device.kind)
+        for index, change in enumerate([*away, *single_changes(self.job, nearest)]):
+            try:
+                definition = load_definition(change.job.method, change.job.search_space)
+                space = bind(definition, change.job, self.facts)
+            except UserError:
+                continue
+            if self.deadline.left_s <= 0:
+                return
+            self.listener.trying(change.text)
+            candidate = space.nearest(nearest.values)
+            measurement = self._what_if(change.job, candidate, f"{index:02d}", self.limit_bytes)
+            if measurement.outcome == "interrupted":
+                return
+            excess = excess_bytes(measurement, self.allowed_bytes)
+            yield TriedChange(
+                text=change.text,
+                kind=change.kind,
+                fits=measurement.outcome == "ok" and (excess or 0) <= 0,
+                measurement=measurement,
+            )
+
+    def _advice(self, nothing: NothingFits, tried: Sequence[TriedChange]) -> Advice | None:
+        """Return what would make the job fit, by estimate; None where memory was not what it
+        lacked, or a single change was found to do."""
+        if nothing.nearest is None or any(change.fits for change in tried):
+            return None
+        self.listener.trying("more than one change, by estimate")
+        with contextlib.suppress(OutOfTime), self.deadline.cuts():
+            return advise_in_run(
+                self.job,
+                self.facts,
+                self.allowed_bytes,
+                self.space,
+                self.run,
+                self.server,
+                [change.text for change in tried if change.measurement.outcome != "unsupported"],
+            )
+        return None
+
+
+def render(
+    recommendation: Recommendation,
+    job: Job,
+    facts: Facts,
+    run: RunFolder,
+    *,
+    space: SearchSpace,
+    probes: int,
+    verification: Verification | None,
+) -> dict[str, str]:
+    """Return the files of a bundle that is launched with this very interpreter."""
+    return bundle_files(
+        recommendation,
+        job,
+        facts,
+        python=sys.executable,
+        output_dir=run.bundle_output,
+        origin=found_by(probes, len(space.candidates), facts.device.name),
+        recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
+        verification=verification.plain() if verification is not None else None,
+    )
