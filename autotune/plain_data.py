@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _T = TypeVar("_T")
+NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""What code raises that is given data of another make."""
 _TOO_LARGE = 2**63
 
 
@@ -30,11 +32,19 @@ def from_plain(kind: type[_T], data: Any) -> _T:
 
     Raises:
         ValueError: they hold none: a field is missing or of another type, a number is not finite
-            or does not fit in 64 bits, a text cannot be written. pydantic's error names the place.
+            or does not fit in 64 bits, a text cannot be written. The first such place is named.
     """
+    from pydantic import ValidationError
+
     if not is_storable(data):
         raise ValueError("a number or a text in it cannot be stored")
-    return cast(_T, _adapter(kind).validate_json(json.dumps(data), strict=True))
+    try:
+        return cast(_T, _adapter(kind).validate_json(json.dumps(data), strict=True))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        what = str(first.get("ctx", {}).get("error") or first["msg"])
+        raise ValueError(f"`{place}`: {what}" if place else what) from None
 
 
 def is_storable(data: Any) -> bool:

@@ -9,8 +9,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
-NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""What code raises that is given data of another make."""
 _TOO_LARGE = 2**63
 
 

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, Point, PointReply
+from autotune.estimate.protocol import POINT, EstimateReply, EstimateRequest, PointReply
 from autotune.job.methods import METHODS
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import Progress
@@ -22,9 +22,7 @@ def estimate(path: Path) -> None:
     """Answer `path/request.json` with an `EstimateReply`."""
     folder = ChildFolder(path=path)
     tempfile.tempdir = str(path)  # what a killed child leaves is removed with its folder
-    plain = read_json(folder.request) or {}
-    points = [Point.from_plain(point) for point in plain["points"]]
-    request = EstimateRequest.from_plain({**plain, "points": points})
+    request = EstimateRequest.from_plain(read_json(folder.request))
     fresh_bytes = process_bytes()
     try:
         reply = _answer(request, fresh_bytes, Progress(folder.progress))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
-from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
+from autotune.estimate.protocol import EstimateReply, ShapeWork
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts, facts_from_plain, stack
 from autotune.facts.control_group import cores
@@ -24,10 +24,10 @@ from autotune.facts.known_models import known_model
 from autotune.facts.model_files import MOST_BYTES
 from autotune.job.job import Job, NoData
 from autotune.job.text_file import is_readable
+from autotune.plain_data import NONSENSE
 from autotune.process.messages import read_json, write_json
 from autotune.process.user_cache import user_cache
 from autotune.space.definition import SpaceDefinition
-from autotune.value_types import NONSENSE
 
 SCHEMA = 4
 NO_ANSWER = "the trace ended without an answer"
@@ -173,14 +173,9 @@ def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
     return {"replies": plain, "shared": shared}
 
 
-def reply_from_plain(data: dict[str, Any]) -> EstimateReply:
-    """Return the reply that JSON data hold."""
-    return _reply(data, {n: _shapes(data.get(n, [])) for n in ("shapes", "copied_shapes")})
-
-
 def _reply(data: dict[str, Any], works: Mapping[str, Any]) -> EstimateReply:
-    points = [PointReply.from_plain(point) for point in data["points"]]
-    return EstimateReply.from_plain({**data, "points": points, **works})
+    unshared = {name: value for name, value in data.items() if name not in _SHARED}
+    return dataclasses.replace(EstimateReply.from_plain(unshared), **works)
 
 
 def _shapes(plain: Sequence[Any]) -> list[ShapeWork]:

@@ -6,13 +6,14 @@ from typing import Any
 from autotune.estimate.speed.ceilings import Ceilings, ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
+from autotune.plain_data import NONSENSE
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import LIMITS
 from autotune.plan.progress import Progress
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
 from autotune.space.settings import threads
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
 BUSY = 0.05

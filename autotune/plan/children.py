@@ -10,13 +10,13 @@ from pathlib import Path
 
 from autotune.estimate.protocol import EstimateReply
 from autotune.facts.control_group import cores
-from autotune.plan.cache import NO_ANSWER, reply_from_plain
+from autotune.plain_data import NONSENSE
+from autotune.plan.cache import NO_ANSWER
 from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import PRELOAD, PRELOAD_OF_TRACES, ChildServer
-from autotune.value_types import NONSENSE
 
 WORKER = "autotune.estimate.worker:estimate"
 MORE_OF_TRACES = "autotune.estimate.variants.preload"
@@ -103,7 +103,7 @@ def _in_child(
         ending = server.run(folder, WORKER, LIMITS, cancelled=stopped)
     count.ended()
     try:
-        reply = reply_from_plain(read_json(folder.reply) or {})
+        reply = EstimateReply.from_plain(read_json(folder.reply))
         rounded = -(-reply.process_bytes // PROCESS_STEP) * PROCESS_STEP
         return dataclasses.replace(reply, process_bytes=rounded)
     except NONSENSE:

@@ -55,7 +55,7 @@ def compiled_folder(tokenized: Path) -> Path:
 def compile_extensions(path: Path) -> None:
     """Compile what the request in `path/request.json` needs. A child's work."""
     folder = ChildFolder(path=path)
-    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    request = ProbeRequest.from_plain(read_json(folder.request))
     keep_extensions_in_run(request)
     os.environ.update(request.environment)  # its devices alone: DeepSpeed asks what they can
     from deepspeed.accelerator import get_accelerator

@@ -6,13 +6,13 @@ child as it goes), `reply.json` (written by the child, atomically, last), `stdou
 """
 
 import reprlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.plain_data import is_storable
 from autotune.process.messages import Message
 from autotune.space.vllm.memory import VllmShare
 from autotune.training.spec import TrainerSpec
-from autotune.value_types import matches
 
 OUTCOMES = (
     "ok",
@@ -189,7 +189,6 @@ class Measurement(Message):
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
             raise ValueError(f"`{self.outcome}` is not one of the outcomes {', '.join(OUTCOMES)}")
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if not matches(value, entry.type):
-                raise ValueError(f"`{entry.name}` cannot be {reprlib.repr(value)}")
+        for name, value in vars(self).items():
+            if not is_storable(value):
+                raise ValueError(f"`{name}` cannot be {reprlib.repr(value)}")

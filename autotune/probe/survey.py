@@ -9,9 +9,10 @@ from autotune.errors import AutotuneError, Problem, UserError, machine_error, us
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
 from autotune.facts.host import KEPT_FREE, host
-from autotune.facts.model import ModelFacts, model_from_plain
+from autotune.facts.model import ModelFacts
 from autotune.job.job import Job, NoData
 from autotune.job.methods import METHODS
+from autotune.plain_data import NONSENSE, from_plain
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.host_memory import HostMeter
@@ -23,7 +24,6 @@ from autotune.process.server import ChildServer
 from autotune.space.knobs import ACCUMULATION, GROUP
 from autotune.space.settings import device_environment
 from autotune.units import format_bytes
-from autotune.value_types import NONSENSE, checked
 
 USUAL_GROUP = 8
 """TRL's `num_generations` unless told otherwise."""
@@ -136,15 +136,12 @@ def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFac
         NONSENSE: it is no such reply.
     """
     problems = [
-        Problem(
-            where=checked(where, str), what=checked(what, str), hint=checked(advice, str | None)
-        )
-        for where, what, advice in reply["problems"]
+        Problem(where=where, what=what, hint=advice or hint)
+        for where, what, advice in from_plain(list[tuple[str, str, str | None]], reply["problems"])
     ]
     if problems:
-        raise UserError(*(dataclasses.replace(p, hint=p.hint or hint) for p in problems))
-    model = checked(model_from_plain(reply["model"]), ModelFacts)
-    return model, checked(DataFacts(**reply["data"]), DataFacts)
+        raise UserError(*problems)
+    return from_plain(ModelFacts, reply["model"]), from_plain(DataFacts, reply["data"])
 
 
 def _without_answer(

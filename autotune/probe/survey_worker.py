@@ -39,7 +39,7 @@ def survey(path: Path) -> None:
     """Answer `request.json` with `{"model", "data"}`, or with `{"problems": [...]}`, of which each
     is `[where, what, hint or null]`."""
     folder = ChildFolder(path=path)
-    request = SurveyRequest.from_plain(read_json(folder.request) or {})
+    request = SurveyRequest.from_plain(read_json(folder.request))
     os.environ.update(request.environment)  # transformers takes the first GPU that it sees
     problems: list[tuple[str, str, str | None]] = []
     reply: dict[str, Any] = {"problems": problems}

@@ -7,11 +7,12 @@ is whole or absent.
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from autotune.job.text_file import is_readable
+from autotune.plain_data import from_plain, to_plain
 from autotune.process.opener import private_opener
 
 
@@ -66,13 +67,17 @@ class Message:
 
     def plain(self) -> dict[str, Any]:
         """Return the message as JSON data."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        data: dict[str, Any] = to_plain(self)
+        return data
 
     @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Self:
-        """Return the message of JSON data; fields that this version does not know are left out."""
-        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in data.items() if name in names})
+    def from_plain(cls, data: Any) -> Self:
+        """Return the message that JSON data hold; fields unknown to this version are left out.
+
+        Raises:
+            ValueError: they hold none.
+        """
+        return from_plain(cls, data)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -17,6 +17,7 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
+from autotune.plain_data import NONSENSE
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import untraced
@@ -47,7 +48,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.packages import QUANTISER
 from autotune.space.quantization import not_installed
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 ESTIMATING = 0.5
 """Of the time that the survey leaves of a total budget so much may go into estimates (once what it

@@ -13,6 +13,7 @@ from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.job.text_file import readable_text
+from autotune.plain_data import NONSENSE
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
 from autotune.process.device_lock import devices_locked
@@ -45,7 +46,6 @@ from autotune.search.storage import fault_of_file
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.value_types import NONSENSE
 
 
 @dataclass(frozen=True, kw_only=True)

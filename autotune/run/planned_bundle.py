@@ -19,6 +19,7 @@ from autotune.errors import machine_error, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.text_file import readable_text
+from autotune.plain_data import NONSENSE
 from autotune.plan.plan import Plan
 from autotune.plan.progress import Progress
 from autotune.probe.measure import measure_candidate
@@ -40,7 +41,7 @@ from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 
 def refuse_used(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from autotune.errors import AutotuneError, user_error
 from autotune.facts import Facts, facts_from_plain
+from autotune.plain_data import NONSENSE
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations, expectations_from_plain
@@ -21,7 +22,7 @@ from autotune.search.record import Record
 from autotune.search.storage import faults_of_storage
 from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
-from autotune.value_types import NONSENSE, checked, matches
+from autotune.value_types import checked, matches
 
 _T = TypeVar("_T")
 RESUME = "`autotune run --resume` looks at everything anew"

@@ -16,6 +16,7 @@ from autotune.errors import machine_error
 from autotune.facts import Facts, devices
 from autotune.facts.model_files import has_weights
 from autotune.job.job import Job
+from autotune.plain_data import NONSENSE
 from autotune.plan.variants import batching
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import Measurement
@@ -43,7 +44,7 @@ from autotune.space.settings import (
     settings,
 )
 from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 PAUSES_S = (5.0, 15.0)
 """What others disturbed, a probe or a launch, is repeated after these pauses, in seconds; then the
@@ -251,7 +252,7 @@ def _prepare_data(
         if not ending.by_another:
             break
     with contextlib.suppress(*NONSENSE):
-        return checked(RehearsalReply.from_plain(read_json(folder.reply) or {}), RehearsalReply)
+        return checked(RehearsalReply.from_plain(read_json(folder.reply)), RehearsalReply)
     return None
 
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from autotune.errors import AutotuneError, user_error
+from autotune.plain_data import NONSENSE
 from autotune.process.limits import LaunchReport
 from autotune.process.messages import ChildFolder, read_json
 from autotune.script.command import Starter, write_request
 from autotune.script.protocol import LOOK, Look
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 LAST_LINES = 4
 """Of what a script said that failed."""

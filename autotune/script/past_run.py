@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.plain_data import NONSENSE
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
@@ -27,7 +28,7 @@ from autotune.script.protocol import Look
 from autotune.script.session import unestimated
 from autotune.script.space import job_of, space_of
 from autotune.search.storage import fault_of_file
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def look_of_run(run: RunFolder) -> Look:
     """
     file = run.survey.path / "look.json"
     try:
-        return checked(Look.from_plain(read_json(file) or {}), Look)
+        return checked(Look.from_plain(read_json(file)), Look)
     except NONSENSE:
         what = "what was seen of the script is missing, or damaged"
         raise user_error(what, where=str(file), hint=RESUME) from None

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from autotune.errors import Problem, UserError
 from autotune.facts import devices, stack
 from autotune.job.job import Budget, as_budget
+from autotune.plain_data import NONSENSE
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import read_json, write_json
@@ -31,7 +32,7 @@ from autotune.script.session import ScriptSession, unestimated
 from autotune.script.space import changes_of, environment_of, facts_of, job_of, space_of
 from autotune.search.sampler.params import guided_sampler
 from autotune.space.job_file.problems import explain
-from autotune.value_types import NONSENSE, checked
+from autotune.value_types import checked
 
 LOOK_S = 60.0
 """A look may take so much for each minute of a probe."""

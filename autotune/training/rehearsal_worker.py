@@ -34,7 +34,7 @@ from autotune.training.rollout_plan import Rollout, dealt_order, rollout_plan
 def rehearsal(path: Path) -> None:
     """Write the data of `path/request.json` and, where there are none, random weights."""
     folder = ChildFolder(path=path)
-    request = RehearsalRequest.from_plain(read_json(folder.request) or {})
+    request = RehearsalRequest.from_plain(read_json(folder.request))
     rows = Rows(request.rows, request.method)
     source = _source(request, request.method)
     if METHODS[request.method].online:

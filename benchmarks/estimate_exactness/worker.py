@@ -1,11 +1,10 @@
 """The child: one combination traced, then run for real, both on one thread of the CPU."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.protocol import MicroBatch, TraceRequest
+from autotune.estimate.protocol import TraceRequest
 from autotune.process.messages import ChildFolder, read_json, write_json
 
 
@@ -19,9 +18,7 @@ def asked_of(folder: ChildFolder) -> TraceRequest:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     real_steps.threads(1)
-    asked = TraceRequest.from_plain(read_json(folder.request) or {})
-    steps: list[Any] = asked.steps
-    return replace(asked, steps=[MicroBatch.from_plain(step) for step in steps])
+    return TraceRequest.from_plain(read_json(folder.request))
 
 
 def compare(path: Path) -> None:

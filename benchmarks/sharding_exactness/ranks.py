@@ -6,6 +6,7 @@ Imports the stack once; every rank and every trace is a fork of it.
 """
 
 import ctypes
+import dataclasses
 import json
 import logging
 import os
@@ -113,9 +114,10 @@ def traced(request: TraceRequest) -> dict[str, Any]:
 def _traced(request: TraceRequest, rank: int) -> dict[str, Any]:
     sharding, began = Sharding(**request.sharding or {}), time.perf_counter()
     spread = sharding.distributed_type not in DATA_PARALLEL
-    told = request.plain() | {"steps": request.steps, "rank": rank}
-    told |= {} if spread else {"sharding": None, "rank": 0}
-    reply = trace_steps(TraceRequest.from_plain(told))
+    one = dataclasses.replace(
+        request, sharding=request.sharding if spread else None, rank=rank if spread else 0
+    )
+    reply = trace_steps(one)
     events = [tuple(event) for event in reply.events]
     events = since_training(events if spread else with_buckets(events))
     use, host = live_bytes(events), live_bytes(split_by_place(events)[1])

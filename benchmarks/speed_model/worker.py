@@ -27,7 +27,7 @@ def trace(path: Path) -> None:
 
     torch.set_num_threads(1)
     folder = ChildFolder(path=path)
-    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    request = ProbeRequest.from_plain(read_json(folder.request))
     began = time.perf_counter()
     batching = batching_of(
         "sft", request.config, global_batch=request.global_batch, seed=request.seed

@@ -61,7 +61,7 @@ def measure_peaks(path: Path) -> None:
     from autotune.training.spec import Unsupported
 
     folder = ChildFolder(path=path)
-    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    request = ProbeRequest.from_plain(read_json(folder.request))
     os.environ.update(request.environment)
     import torch
 

@@ -21,7 +21,7 @@ def one_step(path: Path) -> None:
     from autotune.training.registry import family
 
     folder = ChildFolder(path=path)
-    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    request = ProbeRequest.from_plain(read_json(folder.request))
     torch.set_num_threads(1)
     trains = family(request.method)
     overrides = {**trains.overrides, "output_dir": str(folder.scratch), "max_steps": 1}

@@ -47,7 +47,7 @@ class RankEnding:
 def probe(path: Path) -> None:
     """Measure the candidate of `path/request.json`, in as many processes as it asks for."""
     folder = ChildFolder(path=path)
-    request = ProbeRequest.from_plain(read_json(folder.request) or {})
+    request = ProbeRequest.from_plain(read_json(folder.request))
     count = request.parsed_sharding.num_processes
     if not request.parsed_sharding.in_group:
         worker.probe(folder, request)

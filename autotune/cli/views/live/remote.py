@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from autotune.cli.views.live.panel import LiveConsole, Panel, has_room
 from autotune.cli.views.live.state import LiveState
 from autotune.client import Event
-from autotune.value_types import NONSENSE
+from autotune.plain_data import NONSENSE
 
 EventListener = Callable[[Event], None]
 
