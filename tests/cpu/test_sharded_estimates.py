@@ -21,7 +21,7 @@ from tests.cpu.test_estimate_scaling import (
     write_rows,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly("exactness")]
 
 LAYERS = 2
 """Few enough that a plan traces the engine itself."""
