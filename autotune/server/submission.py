@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from autotune.errors import AutotuneError, Problem, UserError
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import find_kind
 from autotune.job.job import Job
 from autotune.job.yaml_file import Path_, parse_yaml, to_yaml
 from autotune.server.access.job_rules import CONFIG, PLACES, beyond, refused

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.errors import UserError  # noqa: E402
 from autotune.facts import Facts, devices  # noqa: E402
-from autotune.facts.kind_names import find_kind  # noqa: E402
+from autotune.facts.device_kinds import find_kind  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
 from autotune.plan.children import traced_in_children  # noqa: E402
 from autotune.plan.device import device_facts, placed  # noqa: E402

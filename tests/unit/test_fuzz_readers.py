@@ -22,7 +22,7 @@ from autotune.errors import AutotuneError, UserError, machine_error
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts import facts_from_plain
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import find_kind
 from autotune.plan import children
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import _measured

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import find_kind
 from tests.virtual_gpu.run import device_environment
 
 IS_VIRTUAL = "VIRTUAL_GPU_NAME" in os.environ

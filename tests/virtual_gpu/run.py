@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.errors import AutotuneError, machine_error, user_error
-from autotune.facts.device_kinds import DeviceKind
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import DeviceKind, find_kind
 
 SITE = Path(__file__).parent / "site"
 DRIVER = Path("/proc/driver/nvidia/version")

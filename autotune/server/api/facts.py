@@ -14,8 +14,7 @@ from autotune import __version__
 from autotune.bundle.check.check import disagreements
 from autotune.bundle.check.read import read_launch
 from autotune.errors import Problem, UserError, nearest, user_error
-from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers
-from autotune.facts.kind_names import more_kinds
+from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers, more_kinds
 from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.server.access.callers import Caller, ServiceOf

@@ -14,8 +14,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from autotune.errors import Problem, user_error
-from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers
-from autotune.facts.kind_names import more_kinds
+from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers, more_kinds
 from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_yaml, to_yaml

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from autotune.errors import AutotuneError
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import find_kind
 from autotune.job.yaml_file import parse_yaml
 from autotune.report.parts import ordered, tone_of
 from autotune.server.access.callers import Caller, ServiceOf

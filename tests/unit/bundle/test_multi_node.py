@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from autotune.errors import UserError
-from autotune.facts.device_kinds import device_kinds, facts_of
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import device_kinds, facts_of, find_kind
 from autotune.plan.exchange import UNKNOWN_NETWORK, exchanged, with_exchange
 from autotune.probe.survey import refuse_untried
 from autotune.space.bind import bind

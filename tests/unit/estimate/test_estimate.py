@@ -23,9 +23,8 @@ from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import ACTIVATIONS, LOGITS, PARTS
 from autotune.estimate.residual import Residual
 from autotune.estimate.variant import UNTRACEABLE
-from autotune.facts.device_kinds import facts_of
+from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.facts.devices import cpu
-from autotune.facts.kind_names import find_kind
 
 MIB = 2**20
 GIB = 2**30

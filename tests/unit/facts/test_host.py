@@ -6,8 +6,8 @@ import pytest
 
 from autotune.errors import MachineError
 from autotune.facts import facts_from_plain
+from autotune.facts.device_kinds import find_kind
 from autotune.facts.host import KEPT_FREE, HostFacts, host, host_limit
-from autotune.facts.kind_names import find_kind
 from autotune.plan.device import device_facts
 from autotune.probe.survey import check_host_memory
 from tests.unit.builders import GIB, make_facts, make_job

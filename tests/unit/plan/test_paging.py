@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.estimate.speed.step_time import TimeParts
-from autotune.facts.device_kinds import facts_of
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.plan.candidates import with_emptied_cache
 from autotune.plan.paging import moments_bytes, with_paging
 from autotune.space.settings import settings

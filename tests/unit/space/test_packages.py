@@ -45,7 +45,7 @@ def test_on_this_machine_it_must_be_installed(pins):
 
 
 def test_only_a_device_that_is_elsewhere_has_packages_that_are_not_here():
-    from autotune.facts.kind_names import find_kind
+    from autotune.facts.device_kinds import find_kind
 
     kind = find_kind("h200")
     assert device_facts(HERE, kind).stack.assumed

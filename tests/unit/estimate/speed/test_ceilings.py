@@ -17,8 +17,7 @@ from autotune.estimate.speed.ceilings import (
     ceilings_of_kind,
     interpolate,
 )
-from autotune.facts.device_kinds import device_kinds
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import device_kinds, find_kind
 
 SIZES = st.integers(1, 1 << 18)
 RECORDED = Path(__file__).parents[4] / "benchmarks" / "recorded"

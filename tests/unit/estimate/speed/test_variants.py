@@ -5,7 +5,7 @@ import pytest
 from autotune.estimate.protocol import EstimateReply, ShapeWork
 from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.estimate.speed.variants import VariantSpeed
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import find_kind
 
 H200 = ceilings_of_kind(find_kind("h200"))
 

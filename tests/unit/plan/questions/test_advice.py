@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import find_kind
 from autotune.plan.cache import PlanCache
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import planned_space

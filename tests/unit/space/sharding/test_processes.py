@@ -6,8 +6,7 @@ import pytest
 
 from autotune.bundle.bundle import auto_deepspeed
 from autotune.errors import UserError
-from autotune.facts.device_kinds import facts_of
-from autotune.facts.kind_names import find_kind
+from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.plan.questions.changes import more_devices
 from autotune.probe.measure import probe_request
 from autotune.space.bind import bind
