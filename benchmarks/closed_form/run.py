@@ -3,7 +3,8 @@
     python benchmarks/closed_form/run.py benchmarks/closed_form/job.yaml --device h200
 
 Plans the job and prints, over all candidates that were traced themselves, the ratio of the
-formula's peak to the trace's (both allocated bytes). Writes `results.jsonl` and `results.md`.
+formula's peak to the trace's (both allocated bytes). Writes `results.jsonl` and `results.md`, or
+where `--results` says.
 """
 
 import argparse
@@ -27,8 +28,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", type=Path)
     parser.add_argument("--device", default="h200")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     asked = parser.parse_args()
-    job, definition = load_job(asked.job, [])
+    job, definition = load_job(asked.job, asked.set)
     made = plan(job, definition, Path(tempfile.mkdtemp()), device=asked.device)
     rows = []
     for candidate in made.space.candidates:
@@ -56,9 +59,9 @@ def main() -> None:
         lines.append(
             f"| {name} | {len(ratios)} | {ratios[0]:.2f} | {middle:.2f} | {ratios[-1]:.2f} |"
         )
-    (HERE / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = f"Formula over trace, allocated bytes; {asked.job.name} on {asked.device}.\n\n"
-    (HERE / "results.md").write_text(text + "\n".join(lines) + "\n")
+    asked.results.with_suffix(".md").write_text(text + "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.command import Results, parser_of  # noqa: E402
 from benchmarks.estimate_exactness.cases import BITSANDBYTES, Case  # noqa: E402
-from benchmarks.estimate_exactness.run import run_with  # noqa: E402
+from benchmarks.estimate_exactness.run import run  # noqa: E402
 
 MODELS = ("qwen2", "qwen2-untied", "gemma", "llama-deep")
 CASES = [
@@ -23,4 +24,5 @@ CASES = [
 
 
 if __name__ == "__main__":
-    run_with("bitsandbytes", CASES, Path(__file__).with_suffix(".jsonl"))
+    asked = parser_of(__doc__, Path(__file__).with_suffix(".jsonl")).parse_args()
+    run(CASES, Results(asked.results, asked.only), packages=["bitsandbytes"])

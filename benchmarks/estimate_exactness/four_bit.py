@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.command import parser_of, run_and_tell  # noqa: E402
 from benchmarks.estimate_exactness.cases import Case  # noqa: E402
-from benchmarks.estimate_exactness.run import HEAD, line, run_with  # noqa: E402
+from benchmarks.estimate_exactness.run import HEAD, line, run  # noqa: E402
 
 CASES = (
     Case(model="llama", base="4-bit nested", method="lora-all-16"),
@@ -97,11 +98,13 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Every combination; rows to `four_bit.jsonl`, the table to `four_bit.md`."""
-    file = Path(__file__)
-    rows = run_with("bitsandbytes", CASES, file.with_suffix(".jsonl"))
-    text = table([row for row in rows if "failure" not in row])
-    file.with_suffix(".md").write_text(text, encoding="utf-8")
+    """Run what is missing, then write and print the table."""
+    options = parser_of(__doc__, Path(__file__).with_suffix(".jsonl")).parse_args()
+    run_and_tell(
+        options,
+        lambda results: run(CASES, results, packages=["bitsandbytes"]),
+        lambda rows: table([row for row in rows if "failure" not in row]),
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/formula_first/run.py benchmarks/formula_first/job.yaml --device h100
 
 Plans the job twice, with the engine of the first candidate traced and with every engine, and
-compares what the first plan has by formula. Writes `results.jsonl` and `results.md`, `--name` in
-front.
+compares what the first plan has by formula. Writes `results.jsonl` and `results.md`, or
+where `--results` says.
 """
 
 import argparse
@@ -70,9 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", type=Path)
     parser.add_argument("--device", default="h100")
-    parser.add_argument("--name", default="results")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     asked = parser.parse_args()
-    job, definition = load_job(asked.job, [])
+    job, definition = load_job(asked.job, asked.set)
     plans = []
     for effort in (Effort(first=1), PROMISING, EVERY):
         scratch = Path(tempfile.mkdtemp())
@@ -81,7 +82,7 @@ def main() -> None:
     rows = rows_of(quick, whole)
     about = {name: version(name) for name in ("torch", "transformers", "trl", "deepspeed")}
     text = "".join(json.dumps({**row, "versions": about}) + "\n" for row in rows)
-    (HERE / f"{asked.name}.jsonl").write_text(text, encoding="utf-8")
+    asked.results.write_text(text, encoding="utf-8")
     place, speed = place_of_best(usual, whole)
     told = f"What the formula says over what a trace says; {asked.job.name} on {asked.device}.\n\n"
     told += table(rows)
@@ -92,7 +93,7 @@ def main() -> None:
         f"usual plan, whose first one has {speed:.1%} of its speed. Traced for that: engines of "
     )
     told += f"{len(whole.estimates) - usual.by_formula} candidates.\n"
-    (HERE / f"{asked.name}.md").write_text(told, encoding="utf-8")
+    asked.results.with_suffix(".md").write_text(told, encoding="utf-8")
     print(told)
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_memory.again FOLDER --predictions FILE --device h200
 
 FOLDER holds the `memory_rows.jsonl` of `scripts/gpu.sh memory`. Writes `estimated_again.jsonl`, or
-what `--name` says, beside it: a header and a row for each candidate that trained to its end. Prints
+where `--results` says: a header and a row for each candidate that trained to its end. Prints
 them as a table. Estimates depend on the versions of torch and transformers: run it with those of
 the measurement (`scripts/virtual_gpu` can have them). `--ceilings`: rates that were measured on the
 device; without, the tabled ones.
@@ -44,13 +44,15 @@ def main() -> None:
     parser.add_argument("--predictions", type=Path, required=True, help="that were measured")
     parser.add_argument("--device", required=True, help="kind of GPU that measured")
     parser.add_argument("--ceilings", type=Path, help="rates that were measured there")
-    parser.add_argument("--name", default="estimated_again.jsonl", help="of the file to write")
+    parser.add_argument("--only", default="", help="a part of the names of the wanted jobs")
+    parser.add_argument("--results", type=Path, help="file to write")
     arguments = parser.parse_args()
     jobs = read(arguments.predictions).about
     rows = [
         row for row in read_rows(arguments.folder / "memory_rows.jsonl") if "measurement" in row
     ]
     rows = [row for row in rows if row["measurement"]["outcome"] in TRAINED]
+    rows = [row for row in rows if arguments.only in row["case"]]
     command = shlex.join(["python", "-m", "benchmarks.gpu_memory.again", *sys.argv[1:]])
     again: list[Row] = [{"about": {**told(), "command": command, "device": arguments.device}}]
     ceilings = None
@@ -67,7 +69,9 @@ def main() -> None:
                 estimator = estimator_of(job, arguments.device, folder, cache, server, ceilings)
                 again += estimated(estimator, [row for row in rows if row["case"] == case])
     lines = [json.dumps(row, sort_keys=True) for row in again]
-    (arguments.folder / arguments.name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (arguments.results or arguments.folder / "estimated_again.jsonl").write_text(
+        "\n".join(lines) + "\n", encoding="utf-8"
+    )
 
 
 def estimated(estimator: Estimator, rows: list[Row]) -> list[Row]:

@@ -3,7 +3,7 @@
     python benchmarks/host_memory/run.py [--repeats 2]
 
 The Qwen2.5-0.5B shape, float32, the plain loss, micro-batch 8, at several lengths. The plan is made
-before the probe, and the row is written before the next one; `table.md` is made of all rows.
+before the probe, and the row is written before the next one; `results.md` is made of all rows.
 """
 
 import argparse
@@ -106,14 +106,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4, 32, 128])
+    parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     asked = parser.parse_args()
-    file = HERE / "results.jsonl"
+    file = asked.results
     for _ in range(asked.repeats):
         for length in asked.lengths:
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row(length)) + "\n")
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    (HERE / "results.md").write_text(table(rows), encoding="utf-8")
+    file.with_suffix(".md").write_text(table(rows), encoding="utf-8")
     print(table(rows))
 
 

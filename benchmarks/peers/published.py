@@ -6,6 +6,7 @@ The runs are those of full tuning on one GPU in benchmarks/published_runs, whose
 (results.jsonl there) stand beside.
 """
 
+import argparse
 import json
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.estimate_exactness.run import rows_of  # noqa: E402
+from benchmarks.command import rows_of  # noqa: E402
 from benchmarks.peers.estimators import accelerate_estimate, deepspeed_estimate  # noqa: E402
 from benchmarks.published_runs.models import MODELS  # noqa: E402
 from benchmarks.published_runs.run import RESULTS, runs  # noqa: E402
@@ -25,7 +26,7 @@ from benchmarks.published_runs.settings import Row, job_of  # noqa: E402
 from benchmarks.published_runs.table import planned_bytes  # noqa: E402
 
 GB = 1e9
-OUT = Path(__file__).parent / "published.md"
+HERE = Path(__file__).parent
 SHARDED = "qwen-readme"
 """Its full tuning ran under ZeRO-3 on several GPUs."""
 GPUS = {
@@ -83,13 +84,16 @@ ESTIMATES = (accelerate_estimate, deepspeed_estimate)
 
 def main() -> None:
     """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE / "published.md")
+    out = parser.parse_args().out
     rows = list(lines())
     right = [sum(column) for column in zip(*(verdicts for _, verdicts in rows), strict=True)]
     shares = " | ".join(f"{count} of {len(rows)}" for count in right)
     text = (
         HEAD + "".join(line for line, _ in rows) + f"| verdicts that are right | | | {shares} |\n"
     )
-    OUT.write_text(text, encoding="utf-8")
+    out.write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -9,10 +9,10 @@ Each point gets a child of its own, which asks every estimator and then trains t
 of the real trainer under torch's profiler.
 """
 
-import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
 from autotune.process.server import ChildServer  # noqa: E402
-from benchmarks.command import done_in, run_and_tell  # noqa: E402
+from benchmarks.command import (  # noqa: E402
+    Results,
+    answer,
+    parser_of,
+    run_and_tell,
+    run_in_children,
+)
 from benchmarks.estimate_exactness import models  # noqa: E402
 from benchmarks.estimate_exactness.cases import Case  # noqa: E402
-from benchmarks.estimate_exactness.run import (  # noqa: E402
-    IMPORTED,
-    about_this_run,
-    server_environment,
-)
 from benchmarks.peers.points import LARGE, QWEN_05B, points  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -37,36 +37,26 @@ WORKER = "benchmarks.peers.worker:compare"
 HEAD = "| estimator | points | median | p90 | most | signed median | failed | seconds, median |\n"
 
 
-def compare(case: Case, server: ChildServer, scratch: Path) -> dict[str, Any]:
-    """The row of one point; `failure` is set where it could not be run."""
-    folder = ChildFolder(path=scratch / case.name)
-    folder.path.mkdir(parents=True)
-    write_json(folder.request, case.request(scratch / "models" / case.model).plain())
-    ending = server.run(folder, WORKER, Limits(wall_s=1200, stall_s=1200))
-    found = read_json(folder.reply)
-    if found is None:
-        said = folder.stderr.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        found = {"failure": said[-1] if said else ending.why}
+def compare(case: Case, server: ChildServer, scratch: Path, folder: Path) -> dict[str, Any]:
+    """Return the row of one point; `failure` is set where it could not be run."""
+    request = case.request(scratch / case.model).plain()
+    found = answer(server, WORKER, request, folder, Limits(wall_s=1200, stall_s=1200))
     return {"name": case.name, **found, "case": case.plain()}
 
 
-def run(results: Path) -> None:
+def run(results: Results) -> None:
     """Run what `results` does not hold yet, and add to it."""
-    known = done_in(results)
-    about = about_this_run()
+    waiting = results.waiting(points())
     models.CONFIGS[LARGE] = QWEN_05B
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
-        scratch = Path(name)
-        for model in {case.model for case in points()}:
-            models.write_model(model, scratch / "models" / model)
-        with ChildServer(scratch / "server.log", IMPORTED, server_environment()) as server:
-            for case in points():
-                if case.name in known:
-                    continue
-                row = {**compare(case, server, scratch), "about": about}
-                with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(row.get("failure") or ratios(row), case.name, flush=True)
+        for model in {case.model for case in waiting}:
+            models.write_model(model, Path(name, model))
+        run_in_children(
+            waiting,
+            results,
+            lambda case, server, folder: compare(case, server, Path(name), folder),
+            lambda row: f"{row.get('failure') or ratios(row)} {row['name']}",
+        )
 
 
 def ratios(row: dict[str, Any]) -> dict[str, float | None]:
@@ -77,7 +67,7 @@ def ratios(row: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown."""
     done = [row for row in rows if "failure" not in row]
     text = "# Estimators against the real CPU allocator\n\nSize of the relative error of the peak "
@@ -123,7 +113,7 @@ def line(name: str, rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run, then write and print the table."""
-    run_and_tell(__doc__, HERE, run, table)
+    run_and_tell(parser_of(__doc__, HERE / "results.jsonl").parse_args(), run, table)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.facts.stack import installed
-from benchmarks.estimate_exactness.run import rows_of
+from benchmarks.command import rows_of
 from benchmarks.plan_time.cases import CASES, Case
 
 RESULTS = Path(__file__).parent / "results.jsonl"

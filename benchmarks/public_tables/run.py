@@ -21,8 +21,13 @@ sys.path.insert(0, str(ROOT))
 os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-from benchmarks.command import done_in, failures, run_and_tell  # noqa: E402
-from benchmarks.estimate_exactness.run import about_this_run  # noqa: E402
+from benchmarks.command import (  # noqa: E402
+    Results,
+    about_this_run,
+    failures,
+    parser_of,
+    run_and_tell,
+)
 from benchmarks.public_tables.cases import Case, cases, write_model  # noqa: E402
 from benchmarks.public_tables.figures import PAPER, by_estimator, by_paper  # noqa: E402
 from benchmarks.public_tables.table import table  # noqa: E402
@@ -74,7 +79,7 @@ def in_fork(case: Case, models: Path, reply: Path) -> dict[str, Any]:
     return found
 
 
-def run(results: Path) -> None:
+def run(results: Results) -> None:
     """Compare what is missing, each case in a process of its own."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -83,23 +88,21 @@ def run(results: Path) -> None:
     import trl  # noqa: F401
 
     torch.set_num_threads(1)
-    known = done_in(results)
     about = {**about_this_run(), "deepspeed": version("deepspeed"), "command": COMMAND}
     with tempfile.TemporaryDirectory(prefix="public-tables-") as scratch:
-        for number, case in enumerate(one for one in cases() if one.name not in known):
+        for number, case in enumerate(results.waiting(cases())):
             folder = Path(scratch, "models", case.model)
             if not folder.exists():
                 write_model(case.model, folder)
             row = in_fork(case, folder.parent, Path(scratch, str(number)))
             row = {"name": case.name, "case": case.plain(), **row, "about": about}
-            with results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            results.add(row)
             print(case.name, row.get("failure") or "done", flush=True)
 
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    run_and_tell(__doc__, HERE, run, told)
+    run_and_tell(parser_of(__doc__, HERE / "results.jsonl").parse_args(), run, told)
 
 
 def told(rows: Sequence[dict[str, Any]]) -> str:

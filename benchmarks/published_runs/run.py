@@ -6,7 +6,6 @@ python benchmarks/published_runs/run.py --only powerlm
 python benchmarks/published_runs/run.py --table   # results.md from results.jsonl again
 """
 
-import argparse
 import csv
 import json
 import os
@@ -21,7 +20,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.estimate_exactness.run import about_this_run, rows_of  # noqa: E402
+from benchmarks.command import (  # noqa: E402
+    Results,
+    about_this_run,
+    parser_of,
+    run_and_tell,
+)
 from benchmarks.published_runs.models import MODELS  # noqa: E402
 from benchmarks.published_runs.settings import DEVICES, Row, job_of, name_of  # noqa: E402
 from benchmarks.published_runs.table import table  # noqa: E402
@@ -65,33 +69,29 @@ def planned(row: Row, scratch: Path) -> dict[str, Any]:
     return {"seconds": seconds, "job": job, **{n: plan[n] for n in kept}, **candidate}
 
 
-def run(only: str, *, again: bool) -> None:
-    """Plan what results.jsonl does not hold yet; the newest row of a run counts."""
-    known = {row["name"] for row in rows_of(RESULTS) if "failure" not in row}
+def run(results: Results, *, again: bool) -> None:
+    """Plan what `results` does not hold yet; the newest row of a run counts."""
+    known = {row["name"] for row in results.rows() if "failure" not in row}
     about = {**about_this_run(), "command": "python benchmarks/published_runs/run.py"}
     with tempfile.TemporaryDirectory(prefix="published-") as scratch:
         for name, row in runs():
-            if only not in name or (name in known and not again):
+            if not results.asked(name) or (name in known and not again):
                 continue
             found = {"name": name, **planned(row, Path(scratch)), "about": about}
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
+            results.add(found)
             print(name, found.get("failure") or f"{found['seconds']} s", flush=True)
 
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="plan nothing")
+    parser = parser_of(__doc__, RESULTS)
     parser.add_argument("--again", action="store_true", help="plan what is there already, too")
-    parser.add_argument("--only", default="", help="a part of the names of the runs to plan")
     options = parser.parse_args()
-    if not options.table:
-        run(options.only, again=options.again)
-    newest = {row["name"]: row for row in rows_of(RESULTS)}
-    text = table(published(), newest)
-    (HERE / "results.md").write_text(text, encoding="utf-8")
-    print(text)
+    run_and_tell(
+        options,
+        lambda results: run(results, again=options.again),
+        lambda rows: table(published(), {row["name"]: row for row in rows}),
+    )
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ all, and then the same two optimizer steps for real, with every token generated.
 """
 
 import importlib.util
-import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,16 @@ sys.path.insert(0, str(ROOT))
 from autotune.estimate.records.decoding import TOKENS  # noqa: E402
 from autotune.probe.survey_worker import make_tokenizer  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
-from autotune.process.server import PRELOAD, ChildServer  # noqa: E402
+from autotune.process.server import ChildServer  # noqa: E402
+from benchmarks.command import (  # noqa: E402
+    Results,
+    answer,
+    failures,
+    parser_of,
+    run_and_tell,
+    run_in_children,
+)
 from benchmarks.estimate_exactness.models import CONFIGS, write_model  # noqa: E402
-from benchmarks.estimate_exactness.run import about_this_run, server_environment  # noqa: E402
 from benchmarks.rollout_exactness.cases import (  # noqa: E402
     COMPLETION,
     Case,
@@ -54,21 +60,16 @@ def compare(
     case: Case | PpoCase, server: ChildServer, models: Path, folder: Path
 ) -> dict[str, Any]:
     """The row of one combination; `failure` is set where it could not be run."""
-    probe = ChildFolder(path=folder)
-    folder.mkdir(parents=True)
     asked = {"few": TOKENS, "whole": COMPLETION}
-    write_json(probe.request, {k: case.request(models, n).plain() for k, n in asked.items()})
-    ending = server.run(probe, WORKER, Limits(wall_s=600, stall_s=120))
-    found = read_json(probe.reply)
-    if found is None:
-        said = probe.stderr.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        found = {"failure": said[-1] if said else ending.why}
+    request = {k: case.request(models, n).plain() for k, n in asked.items()}
+    found = answer(server, WORKER, request, folder, Limits(wall_s=600, stall_s=120))
     return {"name": case.name, **found}
 
 
-def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown."""
     done = [row for row in rows if "failure" not in row]
+    about = max((row["about"] for row in rows), key=lambda about: about["date"])
     head = ", ".join(f"{name} {value}" for name, value in about.items())
     text = f"# GRPO, RLOO and PPO: estimate against the real CPU allocator\n\n{head}\n\n"
     text += "Size of the relative error of the peak, over all and of each phase.\n\n"
@@ -76,6 +77,8 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     for name in ("whole", *PHASES):
         found = [r["error"] if name == "whole" else r["phases"].get(name) for r in done]
         errors = sorted(abs(error) for error in found if error is not None)
+        if not errors:
+            continue
         high = errors[min(int(0.9 * len(errors)), len(errors) - 1)]
         middle = statistics.median(errors)
         text += f"| {name} | {len(errors)} | {middle:.4%} | {high:.4%} | {errors[-1]:.4%} |\n"
@@ -83,8 +86,7 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     for row in sorted(done, key=lambda row: -abs(row["error"])):
         size = f"{row['real_bytes'] / 2**20:.1f} MiB"
         text += f"| {row['error']:+.4%} | {size} | {row['peak_at'][0]} | {row['name']} |\n"
-    failed = [row for row in rows if "failure" in row]
-    return text + "".join(f"\nFailed: {row['name']}: {row['failure']}\n" for row in failed)
+    return text + failures(rows)
 
 
 def all_cases() -> list[Case | PpoCase]:
@@ -99,28 +101,28 @@ def group_of(name: str) -> str:
     return next(method for method in METHODS if method in name.split()[0])
 
 
-def main() -> None:
-    """Run all, or those of the groups that are named; write the rows and the table. Rows of other
-    groups stay as they are."""
-    installed = importlib.util.find_spec("bitsandbytes") is not None
-    wanted = sys.argv[1:] or [*METHODS, *([QUANTIZED] if installed else [])]
-    file = HERE / "results.jsonl"
-    old = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    rows = [row for row in old if group_of(row["name"]) not in wanted]
-    about = about_this_run()
+def run(results: Results, groups: Sequence[str]) -> None:
+    """Run what of some groups is missing."""
+    cases = results.waiting(case for case in all_cases() if group_of(case.name) in groups)
     with tempfile.TemporaryDirectory(prefix="rollout-exactness-") as scratch:
-        models = Path(scratch, "models")
-        cases = [case for case in all_cases() if group_of(case.name) in wanted]
+        models = Path(scratch)
         write_models(models, {case.model for case in cases})
-        log = Path(scratch, "server.log")
-        with ChildServer(log, PRELOAD, server_environment()) as server:
-            for index, case in enumerate(cases):
-                found = compare(case, server, models, Path(scratch, str(index)))
-                rows.append({**found, "about": about})
-                print(found.get("failure") or f"{found['error']:+.4%}", case.name, flush=True)
-                lines = [json.dumps(row) + "\n" for row in rows]
-                file.write_text("".join(lines), encoding="utf-8")
-                (HERE / "results.md").write_text(table(rows, about), encoding="utf-8")
+        run_in_children(
+            cases,
+            results,
+            lambda case, server, folder: compare(case, server, models, folder),
+            lambda row: f"{row.get('failure') or format(row['error'], '+.4%')} {row['name']}",
+        )
+
+
+def main() -> None:
+    """Run what is missing, then write and print the table."""
+    installed = importlib.util.find_spec("bitsandbytes") is not None
+    groups = [*METHODS, *([QUANTIZED] if installed else [])]
+    parser = parser_of(__doc__, HERE / "results.jsonl")
+    parser.add_argument("groups", nargs="*", default=groups, help="in place of all")
+    options = parser.parse_args()
+    run_and_tell(options, lambda results: run(results, options.groups), table)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ what searched before estimates did. None knows of another (`--no-history`). Then
 probed again, in turns (`autotune probe`): compared on the same machine at the same time.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -69,16 +70,23 @@ def line(name: str, run: dict[str, Any], again: Sequence[float]) -> str:
 
 def main() -> None:
     """Run, probe the picks again, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", choices=RUNS, nargs="+", default=RUNS, help="samplers, in turn")
+    parser.add_argument("--turns", type=int, default=TURNS, help="probes of each pick")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--results", type=Path, default=HERE / "twice.json")
+    options = parser.parse_args()
+    sets = [part for one in options.set for part in ("--set", one)]
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="twice-") as folder:
         cache = Path(folder, "cache")
-        for number, sampler in enumerate(RUNS):
+        for number, sampler in enumerate(options.runs):
             out = str(Path(folder, str(number)))
             flags = ["--out", out, "--no-history", "--sampler", sampler]
-            runs.append(autotune("run", str(JOB), *flags, cache=cache))
+            runs.append(autotune("run", str(JOB), *sets, *flags, cache=cache))
             print(sampler, runs[-1]["probes"], runs[-1]["stop_reason"], flush=True)
         again: list[list[float]] = [[] for _ in runs]
-        for turn in range(TURNS):
+        for turn in range(options.turns):
             for number in range(len(runs)) if turn % 2 else range(len(runs))[::-1]:
                 measured = probe(runs[number]["knobs"], cache)
                 again[number].append(measured["tokens_per_s"])
@@ -90,10 +98,10 @@ def main() -> None:
     }
     rows = [
         {"sampler": sampler, "run": run, "probed_again": speeds}
-        for sampler, run, speeds in zip(RUNS, runs, again, strict=True)
+        for sampler, run, speeds in zip(options.runs, runs, again, strict=True)
     ]
     text = json.dumps({"about": about, "runs": rows}, indent=1, sort_keys=True)
-    (HERE / "twice.json").write_text(text + "\n", encoding="utf-8")
+    options.results.write_text(text + "\n", encoding="utf-8")
     head = ", ".join(f"{name} {value}" for name, value in about.items())
     lines = [
         "# One job tuned three times",
@@ -105,10 +113,12 @@ def main() -> None:
         "|---" * 8 + "|",
         *(
             line(f"{number + 1}: {sampler}", run, speeds)
-            for number, (sampler, run, speeds) in enumerate(zip(RUNS, runs, again, strict=True))
+            for number, (sampler, run, speeds) in enumerate(
+                zip(options.runs, runs, again, strict=True)
+            )
         ),
     ]
-    (HERE / "twice.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
 

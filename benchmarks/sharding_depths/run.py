@@ -22,8 +22,13 @@ sys.path.insert(0, str(ROOT))
 os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-from benchmarks.command import done_in, failures, run_and_tell  # noqa: E402
-from benchmarks.estimate_exactness.run import about_this_run  # noqa: E402
+from benchmarks.command import (  # noqa: E402
+    Results,
+    about_this_run,
+    failures,
+    parser_of,
+    run_and_tell,
+)
 from benchmarks.sharding_depths.cases import (  # noqa: E402
     ASKED,
     MODELS,
@@ -141,7 +146,7 @@ def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"| {name} | {len(rows)} | " + " | ".join(cells) + " |\n"
 
 
-def run(results: Path) -> None:
+def run(results: Results) -> None:
     """Compare what is missing, each combination in a process of its own."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -149,21 +154,20 @@ def run(results: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    known, about = done_in(results), about_this_run()
+    about = about_this_run()
     with tempfile.TemporaryDirectory(prefix="sharding-depths-") as scratch:
         for name in MODELS:
             write_model(name, Path(scratch, "models", name))
-        for number, case in enumerate(one for one in cases() if one.name not in known):
+        for number, case in enumerate(results.waiting(cases())):
             row = in_fork(case, Path(scratch, "models"), Path(scratch, str(number)))
             row = {"name": case.name, "case": case.plain(), **row, "about": about}
-            with results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            results.add(row)
             print(case.name, row.get("failure") or row["few"][:3], row.get("whole"), flush=True)
 
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    run_and_tell(__doc__, HERE, run, table)
+    run_and_tell(parser_of(__doc__, HERE / "results.jsonl").parse_args(), run, table)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,13 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.command import done_in, failures, run_and_tell  # noqa: E402
-from benchmarks.estimate_exactness.run import about_this_run  # noqa: E402
+from benchmarks.command import (  # noqa: E402
+    Results,
+    about_this_run,
+    failures,
+    parser_of,
+    run_and_tell,
+)
 from benchmarks.sharding_exactness.cases import (  # noqa: E402
     MODELS,
     STRATEGIES,
@@ -87,16 +92,15 @@ def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"| {name} | {len(rows)} | {cells} | {signed:+.4%} |\n"
 
 
-def run(results: Path) -> None:
+def run(results: Results) -> None:
     """Compare what is missing."""
-    known = done_in(results)
     with tempfile.TemporaryDirectory(prefix="sharding-exactness-") as scratch:
-        compare([case for case in cases() if case.name not in known], results, Path(scratch))
+        compare(results.waiting(cases()), results.path, Path(scratch))
 
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    run_and_tell(__doc__, HERE, run, table)
+    run_and_tell(parser_of(__doc__, HERE / "results.jsonl").parse_args(), run, table)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 from autotune.facts.data import draw_lengths
 from scripts.gpu_smoke import MODELS
 
-OUT = Path(__file__).with_name("orders.jsonl")
+HERE = Path(__file__).parent
 MICRO_BATCH, MICRO_BATCHES, LONGEST = 8, 30, 2048
 ALLOCATORS = {"fixed": "expandable_segments:False", "growing": "expandable_segments:True"}
 ORDERS = ("probe", "launch", "group_by_length", "random 1", "random 2")
@@ -85,12 +85,14 @@ def main() -> None:
     """Every order with each allocator, in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--order", choices=ORDERS, help="measure this one, here")
-    order = parser.parse_args().order
-    if order is not None:
-        print("MEASURED " + json.dumps(measure(order)))
+    parser.add_argument("--only", choices=ORDERS, action="append", help="in place of all")
+    parser.add_argument("--results", type=Path, default=HERE / "orders.jsonl")
+    options = parser.parse_args()
+    if options.order is not None:
+        print("MEASURED " + json.dumps(measure(options.order)))
         return
-    OUT.unlink(missing_ok=True)
-    for order in ORDERS:
+    options.results.unlink(missing_ok=True)
+    for order in options.only or ORDERS:
         for name, setting in ALLOCATORS.items():
             command = [sys.executable, "-m", "benchmarks.virtual_gpu.orders", "--order", order]
             environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting}
@@ -99,7 +101,7 @@ def main() -> None:
             if not lines:
                 sys.exit(done.stderr[-2000:])
             seen = json.loads(lines[0].removeprefix("MEASURED "))
-            with OUT.open("a", encoding="utf-8") as file:
+            with options.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"order": order, "segments": name, "seen": seen}) + "\n")
             last = seen[-1]
             figures = [f"{what} {last[what] / 2**30:.1f} GiB" for what in ("allocated", "reserved")]

@@ -33,7 +33,7 @@ from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.settings import settings  # noqa: E402
-from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
+from benchmarks.command import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.run import add  # noqa: E402
 

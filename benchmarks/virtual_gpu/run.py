@@ -37,8 +37,7 @@ from autotune.space.bind import bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
 from autotune.space.settings import settings  # noqa: E402
-from benchmarks.command import done_in  # noqa: E402
-from benchmarks.estimate_exactness.run import about_this_run, rows_of, server_environment  # noqa: E402
+from benchmarks.command import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.cases import Case, drawn  # noqa: E402
 from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.table import table  # noqa: E402
@@ -134,12 +133,16 @@ def add(file: Path, row: Row) -> None:
         out.write(json.dumps(row, sort_keys=True) + "\n")
 
 
+def _done_in(results: Path) -> set[str]:
+    return {row["name"] for row in rows_of(results) if "failure" not in row}
+
+
 def compare(
     case: Case, number: int, options: argparse.Namespace, about: Row, server: ChildServer
 ) -> None:
     """Measure and plan a combination, as far as that is not done."""
-    missing = case.name not in done_in(options.truth)
-    unplanned = not options.truth_only and case.name not in done_in(options.results)
+    missing = case.name not in _done_in(options.truth)
+    unplanned = not options.truth_only and case.name not in _done_in(options.results)
     if not missing and not unplanned:
         return
     head = {"name": case.name, "number": number, "seed": options.seed, "about": about}

@@ -22,6 +22,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -190,14 +191,16 @@ def at_global_batch(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "gradient_accumulation_steps": max(round(GLOBAL_BATCH / size), 1)}
 
 
-def timed(fields: dict[str, Any], limit: int, scratch: Path) -> dict[str, Any]:
+def timed(fields: dict[str, Any], limit: int, scratch: Path, rows: int) -> dict[str, Any]:
     """One pick through the harness."""
-    arguments = [json.dumps(fields), str(ROWS), str(limit), str(scratch)]
+    arguments = [json.dumps(fields), str(rows), str(limit), str(scratch)]
     found, said, _ = called([sys.executable, str(HERE / "harness.py"), *arguments])
     return found or {"outcome": "crash", "said": said}
 
 
-def compare(picks: dict[str, dict[str, Any]], limit: int, scratch: Path) -> dict[str, Any]:
+def compare(
+    picks: dict[str, dict[str, Any]], limit: int, scratch: Path, count: int, rounds: int
+) -> dict[str, Any]:
     """Every pick in turns."""
     asked = {}
     for name, pick in picks.items():
@@ -209,9 +212,9 @@ def compare(picks: dict[str, dict[str, Any]], limit: int, scratch: Path) -> dict
             asked[f"{name}, accumulation by hand"] = nearest
     # Tools that picked the same are timed once, for all of them.
     rows: dict[str, list[Any]] = {_same(fields): [] for fields in asked.values()}
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         for key in list(rows) if turn % 2 else list(rows)[::-1]:
-            rows[key].append(timed(json.loads(key), limit, scratch / "out"))
+            rows[key].append(timed(json.loads(key), limit, scratch / "out", count))
             print(turn, key, json.dumps(rows[key][-1])[:160], flush=True)
     return {name: {"fields": fields, "runs": rows[_same(fields)]} for name, fields in asked.items()}
 
@@ -231,10 +234,10 @@ def table(result: dict[str, Any]) -> str:
         "# Peers, side by side in one run",
         "",
         f"{about['device']}, {about['threads']} cores, {about['date'][:10]}; "
-        + ", ".join(f"{name} {about[name]}" for name in PACKAGES)
+        + ", ".join(f"{name} {about[name]}" for name in PACKAGES if name in about)
         + f". Limit {format_bytes(about['limit_bytes'])}; the job asks for {GLOBAL_BATCH} "
-        f"sequences an optimizer step. {ROUNDS} runs each, in turns: one epoch over the same "
-        f"{ROWS} rows. `{about['command']}`",
+        f"sequences an optimizer step. {about.get('rounds', ROUNDS)} runs each, in turns: one "
+        f"epoch over the same {about.get('rows', ROWS)} rows. `{about['command']}`",
         "",
         "| pick of | search | micro-batch x accumulation | kept the batch? | tokens/s (range) "
         "| against autotune | peak |",
@@ -289,9 +292,11 @@ def main() -> None:
     """Search, time, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=parse_bytes, default=parse_bytes("1130MiB"))
-    parser.add_argument("--only", action="append")
+    parser.add_argument("--only", action="append", choices=TOOLS)
     parser.add_argument("--out", type=Path, default=HERE / "peers.json")
     parser.add_argument("--table", action="store_true", help="only write the table again")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of the epoch that is timed")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--timing", action="store_true", help="time the known picks again")
     options = parser.parse_args()
     if not options.table:
@@ -301,7 +306,9 @@ def main() -> None:
             "device": platform.processor() or platform.machine(),
             "threads": len(os.sched_getaffinity(0)),
             "limit_bytes": options.limit,
-            **{name: version(name) for name in PACKAGES},
+            "rows": options.rows,
+            "rounds": options.rounds,
+            **{name: version(name) for name in PACKAGES if find_spec(name)},
         }
         picks = {}
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
@@ -315,7 +322,7 @@ def main() -> None:
             result = {
                 "about": about,
                 "picks": picks,
-                "timed": compare(picks, options.limit, Path(folder)),
+                "timed": compare(picks, options.limit, Path(folder), options.rows, options.rounds),
             }
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     text = table(json.loads(options.out.read_text(encoding="utf-8")))
