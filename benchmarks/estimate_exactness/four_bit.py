@@ -4,7 +4,9 @@ pip install bitsandbytes && python benchmarks/estimate_exactness/four_bit.py
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -76,23 +78,17 @@ CASES = (
 )
 
 
-def case_of(row: dict[str, object]) -> dict[str, object]:
-    """The levels of a row."""
-    case = row["case"]
-    assert isinstance(case, dict)
-    return case
-
-
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown: all, by base, and each."""
+    rows = [row for row in rows if "failure" not in row]
     text = "# Estimate against the real CPU allocator: quantised bases\n\n"
     text += "Size of the relative error of the peak. Made by `four_bit.py`.\n\n" + HEAD
     text += line("all", rows)
     for base in ("4-bit nested", "4-bit", "8-bit"):
-        text += line(base, [row for row in rows if case_of(row)["base"] == base])
+        text += line(base, [row for row in rows if row["case"]["base"] == base])
     text += "\n| error | real peak | combination |\n|---|---|---|\n"
     for row in rows:
-        size = float(str(row["real_bytes"])) / 2**20
+        size = row["real_bytes"] / 2**20
         text += f"| {row['error']:+.4%} | {size:.1f} MiB | {row['name']} |\n"
     return text
 
@@ -103,7 +99,7 @@ def main() -> None:
     run_and_tell(
         options,
         lambda results: run(CASES, results, packages=["bitsandbytes"]),
-        lambda rows: table([row for row in rows if "failure" not in row]),
+        table,
     )
 
 

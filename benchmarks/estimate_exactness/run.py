@@ -73,7 +73,9 @@ def spread(rows: Sequence[dict[str, Any]], estimate: str) -> str:
 
 
 def line(name: str, rows: Sequence[dict[str, Any]], estimate: str = "estimate_bytes") -> str:
-    """One line of a table."""
+    """Return one line of a table; none where there are no rows."""
+    if not rows:
+        return ""
     return f"| {name} | {len(rows)} | {spread(rows, estimate)} |\n"
 
 
