@@ -27,7 +27,7 @@ CHILD += ("script/child",)
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only
 there the training stack is imported at the top of a file."""
 CHILD_FILES = ("probe/step_meter.py", "probe/rollout_meter.py", "process/clock.py")
-CHILD_FILES += ("process/preload.py", "process/later_imports.py")
+CHILD_FILES += ("process/preload.py",)
 CHILD_FUNCTIONS = ("facts", "probe", "process", "api/trainer_arguments.py")
 """Here a function that a child calls may import it; of the last, one that makes what a user trains
 with in their own process."""

@@ -25,8 +25,8 @@ from autotune.facts.model_files import MOST_BYTES
 from autotune.job.job import Job, NoData
 from autotune.job.text_file import is_readable
 from autotune.plain_data import NONSENSE
+from autotune.process.files import user_cache
 from autotune.process.messages import read_json, write_json
-from autotune.process.user_cache import user_cache
 from autotune.space.definition import SpaceDefinition
 
 SCHEMA = 4
@@ -66,7 +66,7 @@ class PlanCache:
 
     @classmethod
     def of_user(cls) -> "PlanCache":
-        """In the user's cache (`process/user_cache.py`)."""
+        """In the user's cache (`process/files.py`)."""
         return cls(path=user_cache())
 
     def make(self, name: str = "") -> None:

@@ -16,7 +16,7 @@ from autotune.plan.progress import Count, Progress, TaskCount
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import PRELOAD, PRELOAD_OF_TRACES, ChildServer
+from autotune.process.server import PRELOAD, ChildServer
 
 WORKER = "autotune.estimate.worker:estimate"
 MORE_OF_TRACES = "autotune.estimate.variants.preload"
@@ -36,7 +36,7 @@ def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
         folder: where its log goes.
         elsewhere: whether the device is in another machine: nothing but traces is made here.
     """
-    preload = (*PRELOAD_OF_TRACES, MORE_OF_TRACES) if elsewhere else PRELOAD
+    preload = (*PRELOAD, MORE_OF_TRACES) if elsewhere else PRELOAD
     server = ChildServer(folder / "server.log", preload)
     try:
         yield server

@@ -18,8 +18,7 @@ from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_both
 from autotune.probe.protocol import Measurement, ProbeRequest
-from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
-from autotune.probe.ranks.worst import lagging_ranks
+from autotune.probe.rank_replies import SILENT, clear_ranks, lagging_ranks, rank_folder
 from autotune.process.disk import full_disk, little_shared_memory
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
@@ -30,7 +29,7 @@ from autotune.space.knobs import Candidate
 from autotune.space.settings import settings, threads
 from autotune.units import format_bytes
 
-WORKER = "autotune.probe.ranks.group:probe"
+WORKER = "autotune.probe.ranks_worker:probe"
 ENDED_S = 1.0
 """Seconds after which a process that has ended is on no driver's list. Chosen, not measured."""
 MAKE_ROOM = "make room; what was measured is kept, and a run that is resumed goes on"

@@ -5,7 +5,7 @@ from typing import Any
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.protocol import ProbeRequest
 from autotune.probe.throughput import Preparation, Throughput, passes
-from autotune.probe.trainer_setup import configured, reply_fields
+from autotune.probe.worker import configured, reply_fields
 from autotune.process.messages import ChildFolder
 from autotune.training.spec import Unsupported
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
 from autotune.probe.protocol import ProbeRequest
-from autotune.probe.rollout_throughput import RolloutSpeed
-from autotune.probe.trainer_setup import configured, reply_fields
+from autotune.probe.throughput import RolloutSpeed
+from autotune.probe.worker import configured, reply_fields
 from autotune.process.messages import ChildFolder
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.rollout_throughput import PHASES, CycleTime, RolloutSpeed, rollout_speed
 from autotune.probe.step_meter import NotFinite, enough, gradient_norm
+from autotune.probe.throughput import PHASES, CycleTime, RolloutSpeed, rollout_speed
 from autotune.process import clock
 from autotune.process.progress import Progress
 from autotune.training.ranks import SINGLE_RANK, Ranks

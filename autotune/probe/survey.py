@@ -17,8 +17,8 @@ from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Ending, Limits, signal_name
-from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.progress import ending_of
 from autotune.process.run_folder import RunFolder
 from autotune.process.server import ChildServer
 from autotune.space.knobs import ACCUMULATION, GROUP

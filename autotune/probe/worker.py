@@ -11,13 +11,12 @@ from dataclasses import asdict
 
 from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
-from autotune.probe.offline import train_offline
-from autotune.probe.online import train_online
 from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
 from autotune.probe.protocol import Failure, Measurement, ProbeRequest
+from autotune.probe.worker import train_offline, train_online
 from autotune.process.messages import ChildFolder, write_json
 from autotune.process.out_of_memory import missing_on_host, phase_of
-from autotune.process.rank import Place
+from autotune.training.spec import Place
 
 
 class Stages:

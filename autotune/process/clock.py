@@ -6,11 +6,11 @@ import torch
 
 from autotune.facts.control_group import cores
 from autotune.process.proc import processor_wait_seconds
-from autotune.process.processor_waits import is_crowded
+from autotune.process.processor_load import is_crowded
 
 
 def now() -> float:
-    """Seconds; where CUDA is in use, once the device has done what it was given.
+    """Return the time in seconds; where CUDA is in use, once the device has done its work.
 
     Not `is_available`: a job for the CPU must not start CUDA where there is a GPU too.
     """
@@ -20,7 +20,7 @@ def now() -> float:
 
 
 class ProcessorWait:
-    """The part of the time since its making in which the threads waited for a core.
+    """The share of the time since it was made in which the threads waited for a core.
 
     Args:
         ranks: processes that compute beside each other, this one among them.
@@ -33,7 +33,7 @@ class ProcessorWait:
 
     @property
     def share(self) -> float | None:
-        """None where the kernel does not tell, and where they wait for each other."""
+        """That part; None where the kernel does not tell it, and where they wait for each other."""
         waited = processor_wait_seconds()
         if waited is None or self._waited_before is None:
             return None

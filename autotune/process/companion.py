@@ -1,7 +1,7 @@
-"""A module of ours in a process beside us, which takes JSON lines and says JSON lines.
+"""Processes of ours that run beside us: a module that exchanges JSON lines, a command of the CLI.
 
-It stands back for others, and only its end is waited for: what it does not take yet is kept here
-until it does. The module calls `die_with_parent`, and ends where its input does.
+A module stands back for others, and only its end is waited for: what it does not take yet is kept
+here until it does. It calls `die_with_parent`, and ends where its input does.
 """
 
 import contextlib
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.process.descendants import tree
+from autotune.process.files import private_opener
+from autotune.process.launch import GUARD
 from autotune.process.niceness import stand_back
-from autotune.process.opener import private_opener
+from autotune.process.proc import resident_bytes
 
 NICENESS = 5
 _POLL_S = 0.1
@@ -29,7 +31,7 @@ class Companion:
 
     Args:
         module: run as a program.
-        log: takes all that it prints beside its lines.
+        log: takes whatever else it prints.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], *, log: Path) -> None:
@@ -55,7 +57,7 @@ class Companion:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Its exit code; None while it runs."""
         return self._process.poll()
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -64,13 +66,13 @@ class Companion:
         self._write()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return what it has said since this was asked last."""
+        """Return what it has written since the last call."""
         self._read()
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
 
     def finish(self, quiet_s: float) -> bool:
-        """Let it take what is left and end; False: it runs on, and has said nothing for so long."""
+        """Let it take what is left and end; False: it still runs, and was silent for `quiet_s`."""
         deadline = time.monotonic() + quiet_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
@@ -106,7 +108,7 @@ class Companion:
             self._queue = b""
 
     def _read(self) -> bool:
-        """Take what it has said; whether that was anything."""
+        """Take what it has written; True if that was anything."""
         before = len(self._buffer)
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._output, 65536):
@@ -116,3 +118,75 @@ class Companion:
     def _close_input(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+class Command:
+    """A command of the command line, in a session of its own.
+
+    Args:
+        arguments: of `autotune`.
+        folder: where it runs.
+        output, errors: files for its output and its errors.
+        environment: variables in place of ours; None: without it.
+        niceness: how far it stands back for others.
+        guarded: whether it ends with us, and all it has started with it; else it outlives us.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        output: Path,
+        errors: Path,
+        environment: Mapping[str, str | None],
+        niceness: int = 0,
+        guarded: bool = True,
+    ) -> None:
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        command = [sys.executable, "-P", "-m", "autotune", *arguments]
+        guard = [sys.executable, "-P", "-m", GUARD] if guarded else []
+        with (
+            open(output, "ab", opener=private_opener) as out,
+            open(errors, "ab", opener=private_opener) as err,
+        ):
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                stdin=subprocess.PIPE if guarded else subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env={name: value for name, value in variables.items() if value is not None},
+                start_new_session=True,
+            )
+        if niceness:
+            stand_back(self._process.pid, niceness)
+
+    @property
+    def pid(self) -> int:
+        """Its first process."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 + N where signal N ended it; None while it runs."""
+        code = self._process.poll()
+        if code is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        return 128 - code if code is not None and code < 0 else code
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory now of all its processes together; what they share counts for each."""
+        return sum(resident_bytes(pid) or 0 for pid in tree(self._process.pid))
+
+    def interrupt(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        if self.exit_code is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        """End it and all that it has started, now."""
+        assert self._process.stdin is not None, "only what is guarded is ended"
+        self._process.stdin.close()
+        self._process.wait()

@@ -1,7 +1,7 @@
 """What a process has started, and its end: two requests to Linux, and a loop that kills. Plain.
 
-A process that `adopts_orphans` becomes the parent of every descendant whose own parent dies, also
-of those that went into sessions of their own: so nothing it started can get away from it
+A process that calls `adopt_orphans` becomes the parent of every descendant whose own parent dies,
+also of those that went into sessions of their own: so nothing it started can get away from it
 (prctl(2): PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG).
 """
 
@@ -43,7 +43,7 @@ def own_children() -> set[int]:
 
 def end_children(exempt_pids: Collection[int] = ()) -> int:
     """Kill and reap this process's children, and what becomes its child by that, but for
-    `exempt_pids`; how many were still running. Gives up after 5 s."""
+    `exempt_pids`; give up after 5 s. Return how many were still running."""
     running = 0
     deadline = time.monotonic() + _END_S
     while children := own_children().difference(exempt_pids):
@@ -60,12 +60,12 @@ def end_children(exempt_pids: Collection[int] = ()) -> int:
 
 def tree(pid: int) -> list[int]:
     """Return a process and all that it has started, as far as they live."""
-    found, left = [], [pid]
+    pids, left = [], [pid]
     while left:
         parent = left.pop()
-        found.append(parent)
+        pids.append(parent)
         with contextlib.suppress(OSError):  # gone by now
             for task in Path(f"/proc/{parent}/task").iterdir():
                 text = (task / "children").read_text(encoding="ascii")
                 left += map(int, text.split())
-    return found
+    return pids

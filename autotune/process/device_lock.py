@@ -19,8 +19,8 @@ from typing import Any
 
 from autotune.facts import devices
 from autotune.job.job import Devices
+from autotune.process.files import user_cache
 from autotune.process.messages import read_json
-from autotune.process.user_cache import user_cache
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 It imports the stack once (seconds) and then forks a child per request (milliseconds). It never
 touches a device, starts no thread, and never runs what a child runs. One JSON line per request
-comes in on stdin, one per event goes out on stdout; when stdin closes, which is what a killed
-parent looks like from here, it kills its children and ends, at once: while it imports, when it does
-not look, the kernel ends it (`_end_with_input`).
+comes in on stdin, one per event goes out on stdout. When stdin closes, as it does when the parent
+is killed, it kills its children and ends at once; while it imports, and cannot look, the kernel
+ends it (`_end_with_input`).
 
     in:  {"start": folder, "worker": "module:function"}      {"kill": pid}
          {"environment": {name: value, or null where it is to go}, "folder"}: of the next children
@@ -14,7 +14,7 @@ not look, the kernel ends it (`_end_with_input`).
 Where an import has started CUDA all the same (`importing.py`), it says {"event": "cuda", "starter"}
 in place of `ready` and ends, which gives back what it holds of the GPU. Started anew with
 AUTOTUNE_PROCESSES=fresh (or "fresh: why") it imports nothing, `fresh` says why, and a child becomes
-a new interpreter as soon as it is forked (`fresh.py`).
+a new interpreter as soon as it is forked (`run_worker.py`).
 
 A child leads its own session and process group. When it ends, its group is killed before it is
 reaped, so a group id is never somebody else's; whatever left the group is re-parented to this
@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.process.descendants import adopt_orphans, die_with_parent, end_children
+from autotune.process.files import opener
 from autotune.process.importing import import_without_cuda
-from autotune.process.opener import opener
+from autotune.process.proc import name_template
 from autotune.process.run_worker import run_worker
-from autotune.process.template import name_template
 
 CHOICE = "AUTOTUNE_PROCESSES"
 """The variable of the environment that may ask for fresh processes."""
@@ -146,8 +146,9 @@ class ForkServer:
 
 @contextlib.contextmanager
 def _end_with_input() -> Iterator[None]:
-    """Within this block the kernel ends this process when stdin closes: by SIGIO, which kills who
-    does not handle it. PR_SET_PDEATHSIG would do so when the thread ends that started us."""
+    """Have the kernel end this process when stdin closes, within this block: by SIGIO, which kills
+    a process that does not handle it. PR_SET_PDEATHSIG would act when the thread ends that started
+    us."""
     flags = fcntl.fcntl(0, fcntl.F_GETFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
@@ -204,7 +205,15 @@ def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:
 
 def _become_fresh(worker: str, folder: str, preload: list[str]) -> None:
     """Go on as a new interpreter: same process, group and files. Does not return."""
-    arguments = [sys.executable, "-P", "-m", "autotune.process.fresh", worker, folder, *preload]
+    arguments = [
+        sys.executable,
+        "-P",
+        "-m",
+        "autotune.process.run_worker",
+        worker,
+        folder,
+        *preload,
+    ]
     os.execv(sys.executable, arguments)
 
 

@@ -30,7 +30,7 @@ _COUNTED_FIELDS = ("Anonymous", "Pss_File", "Pss_Shmem")
 
 @dataclass(frozen=True, kw_only=True)
 class HostUse:
-    """The highest that was seen: while the model was loaded, and after that; None: never looked.
+    """The highest use that was seen: while the model was loaded, and after that; None: never.
 
     Attributes:
         limit_bytes: what all processes may take together; None: any amount.
@@ -82,14 +82,14 @@ class HostMeter:
             limit_bytes=self._limit,
         )
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def note(self, event: dict[str, Any]) -> None:
         """Take note of an event of the probe's progress."""
         if not self._loaded and event.get("event") in LOADED:
             self._loaded, self._resident = True, 0.0  # each part has a peak of its own
 
     def over_limit(self, leader: int) -> bool:
-        """Look at the session of `leader`, unless the last look was a moment ago; whether its
-        processes have taken more than they may."""
+        """Look at the session of `leader`, unless the last look was a moment ago; return True if
+        its processes have taken more than they may."""
         if time.monotonic() >= self._next:
             self._look(leader)
             self._next = time.monotonic() + EVERY_S

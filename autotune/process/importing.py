@@ -30,7 +30,7 @@ _STARTERS = ("_cuda_init", "_cuda_getDeviceCount")
 
 
 def import_without_cuda(names: Sequence[str]) -> str | None:
-    """Import these modules, up to the first that starts CUDA; which one that was, in words."""
+    """Import these modules, up to the first that starts CUDA; return that one in words."""
     questions: Questions | None = None
     gc.disable()  # nothing of what is imported becomes garbage: looking takes a quarter of the time
     try:
@@ -71,7 +71,7 @@ def _driver_refuses() -> bool:
 
 
 class Questions:
-    """What libraries ask torch about GPUs, answered by NVML until `end`.
+    """NVML's answers to what libraries ask torch about GPUs, until `end`.
 
     Attributes:
         starter: the module that was being imported when CUDA was started; None: it was not.

@@ -23,7 +23,7 @@ _CLOSE_S = 10.0
 
 @dataclass(frozen=True)
 class Kept:
-    """A fork server without children, and what it is like.
+    """A fork server without children, and what has to fit its next user.
 
     Attributes:
         preload: what it has imported.
@@ -46,7 +46,7 @@ _idle: list[Kept] = []
 
 @contextlib.contextmanager
 def kept_servers() -> Iterator[None]:
-    """Within this block servers are kept; at its end they end."""
+    """Keep servers within this block; they end with it."""
     global _blocks
     _blocks += 1
     try:

@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 from autotune.facts import devices
 from autotune.facts.control_group import memory_kills
+from autotune.process.files import private_opener
 from autotune.process.limits import LaunchReport
-from autotune.process.opener import private_opener
 from autotune.process.proc import process_status, session_memory
-from autotune.process.processor_waits import ProcessorWaits
+from autotune.process.processor_load import ProcessorWaits
 
 GUARD = "autotune.process.guard"
 _POLL_S = 0.2
@@ -38,15 +38,15 @@ def launch(
     environment: Mapping[str, str],
     timeout_s: float,
     gpus: Sequence[int],
-    hear: Callable[[float, str], None] | None = None,
+    on_line: Callable[[float, str], None] | None = None,
     stop: Callable[[], str | None] | None = None,
     folder: Path | None = None,
 ) -> LaunchReport:
     """Run `command` to its end, or kill its group after `timeout_s`; its output goes to `log`.
 
     Args:
-        hear: hears each line as it comes, and how many seconds after the start that is.
-        stop: is asked several times a second; a text that it returns ends the command, too.
+        on_line: called for each line as it comes, with the seconds since the start.
+        stop: called several times a second; a text that it returns ends the command, too.
         folder: where it runs; None: here.
     """
     meter, waits = _Meter(gpus), ProcessorWaits()
@@ -62,7 +62,7 @@ def launch(
             cwd=folder,
         )
         assert process.stdin is not None and process.stdout is not None
-        output = _Output(process.stdout.fileno(), file, began, hear)
+        output = _Output(process.stdout.fileno(), file, began, on_line)
         timed_out, stop_reason = False, None
         try:
             while not _has_ended(process.pid) and not timed_out and stop_reason is None:
@@ -94,22 +94,22 @@ def launch(
 
 
 class _Output:
-    """What a command says, as it says it."""
+    """The output of a command, line by line as it comes."""
 
     def __init__(
         self,
         source: int,
         log: BinaryIO,
         began: float,
-        hear: Callable[[float, str], None] | None,
+        on_line: Callable[[float, str], None] | None,
     ):
         self.lines: list[tuple[float, str]] = []
-        self._source, self._log, self._began, self._hear = source, log, began, hear
+        self._source, self._log, self._began, self._on_line = source, log, began, on_line
         self._buffer = b""
         self._open = True
 
     def read(self, timeout_s: float) -> bool:
-        """Take what comes within a time; whether anything came."""
+        """Take what comes within a time; True if anything came."""
         if not self._open:
             time.sleep(timeout_s)
             return False
@@ -136,8 +136,8 @@ class _Output:
         now = time.monotonic() - self._began
         for line in lines:
             self.lines.append((now, line.decode(errors="replace")))
-            if self._hear is not None:
-                self._hear(*self.lines[-1])
+            if self._on_line is not None:
+                self._on_line(*self.lines[-1])
 
 
 class _Meter:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.process.host_memory import HostUse
-from autotune.process.processor_waits import Waits
+from autotune.process.processor_load import Waits
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Which no fault of a program raises."""
+"""Signals that no fault of a program raises."""
 _LAUNCHER_SAYS = re.compile(r"died with <Signals|^ *exitcode +:|SignalException: .* got signal:")
-"""How accelerate, torch's elastic launcher of a rank and of itself tell how that ended. The first
-rank that failed comes last. Their own exit code is 1."""
+"""The lines in which accelerate, and torch's elastic launcher, report how a rank or they themselves
+ended. The first rank that failed comes last. Their own exit code is 1."""
 _SIGNAL = re.compile(r"(?:Signals\.\w+: |exitcode +: -|got signal: )(\d+)")
 Samples = Sequence[tuple[float, int]]
 """(seconds since the start, bytes that were held then)."""
@@ -23,18 +23,19 @@ Watcher = Callable[[dict[str, Any]], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a child may take, in seconds."""
+    """The time that a child may take, in seconds."""
 
     wall_s: float = 300.0
     stall_s: float = 30.0
-    """Silence without using the processor after which a child counts as hung."""
+    """Seconds of silence and of no processor time after which a child counts as hung."""
     busy_s: float = float("inf")
-    """Processor time without a word, once it has said one, after which it counts as hung, too."""
+    """Seconds of processor time without progress after which a child that has reported some counts
+    as hung, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a child ended: `why` is exited, wall, stall, stopped, host (its memory) or lost."""
+    """The end of a child: `why` is exited, wall, stall, stopped, host (its memory) or lost."""
 
     why: str
     exit_code: int | None
@@ -43,11 +44,11 @@ class Ending:
     strays: int
     seconds: float
     rss_at_stop_bytes: int | None = None
-    """Of the process of its session that held most when it was ended: a rank, where there are."""
+    """Resident memory of the largest process of its session when it was ended: a rank, if any."""
     stop_reason: str | None = None
     events: tuple[dict[str, Any], ...] = ()
     host: HostUse = HostUse()
-    """What was seen of the host's memory, where it was watched."""
+    """Its use of the host's memory, where that was watched."""
 
     @property
     def by_another(self) -> bool:
@@ -59,7 +60,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchReport:
-    """How a launched command went. `lines` are (seconds since the start, text)."""
+    """The course of a launched command. `lines` are (seconds since the start, text)."""
 
     exit_code: int
     timed_out: bool
@@ -71,11 +72,11 @@ class LaunchReport:
     """How many processes the kernel killed for memory meanwhile."""
     processor_waits: Waits = ()
     gpu_memory: Samples = ()
-    """Of the fullest GPU."""
+    """Memory of the fullest GPU."""
     host_memory: Samples = ()
-    """Of the fullest process: what is no file's."""
+    """Memory of the fullest process, without pages of files."""
     stop_reason: str | None = None
-    """Why it was ended by its watcher; None: it was not."""
+    """The reason for which its watcher ended it; None: it did not."""
 
     @property
     def foreign_signal(self) -> int | None:
@@ -112,7 +113,7 @@ def lost_ending(seconds: float, stop_reason: str | None = None) -> Ending:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` of 9."""
+    """Return a signal's name: `SIGKILL` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -13,33 +13,33 @@ from typing import Any, Self
 
 from autotune.job.text_file import is_readable
 from autotune.plain_data import from_plain, to_plain
-from autotune.process.opener import private_opener
+from autotune.process.files import private_opener
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildFolder:
-    """Owns every path of one probe."""
+    """Every path of one child."""
 
     path: Path
 
     @property
     def request(self) -> Path:
-        """What the parent asks."""
+        """The parent's request."""
         return self.path / "request.json"
 
     @property
     def reply(self) -> Path:
-        """What the child answers."""
+        """The child's reply."""
         return self.path / "reply.json"
 
     @property
     def measurement(self) -> Path:
-        """What the parent makes of how it ended."""
+        """The parent's record of how it ended."""
         return self.path / "measurement.json"
 
     @property
     def progress(self) -> Path:
-        """What the child says as it goes."""
+        """The child's events, as it goes."""
         return self.path / "progress.jsonl"
 
     @property
@@ -54,12 +54,12 @@ class ChildFolder:
 
     @property
     def scratch(self) -> Path:
-        """Where the trainer may write."""
+        """The folder for what the trainer writes."""
         return self.path / "scratch"
 
 
 MOST_BYTES = 2**28
-"""Of a document that is read."""
+"""The largest document that is read."""
 
 
 class Message:
@@ -93,8 +93,8 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """Return what `path` holds; None where there is no whole JSON document. A pipe or a device is
-    none, nor is what no program of ours has written by its size."""
+    """Return what `path` holds; None where that is no whole JSON document: a pipe, a device, or a
+    file larger than any that a program of ours writes."""
     if not is_readable(path, MOST_BYTES):
         return None
     try:

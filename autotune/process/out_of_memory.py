@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.facts.host import host
 
 _REQUEST_BYTES = re.compile(r"tried to allocate (\d+) bytes")
-"""Of torch's allocator of the CPU."""
+"""In errors of torch's allocator of the CPU."""
 _ENOMEM, _UNMAPPED = "Cannot allocate memory", "failed to map segment"
 """The C library's text of ENOMEM; a library that no longer fits."""
 _CPU_SAYS = ("can't allocate memory", "std::bad_alloc", _ENOMEM)
@@ -50,14 +50,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def phase_of(error: BaseException) -> str | None:
-    """In which part of a training an error came; None: not known."""
+    """Return the part of a training in which an error came; None: not known."""
     frames = traceback.extract_tb(error.__traceback__)
     return _phase_of_calls([(frame.filename, frame.name) for frame in frames])
 
 
 def read_memory_error(lines: Sequence[str]) -> tuple[str, str | None] | None:
-    """Return what a program that ended by such an error says of it: its last line, and in which
-    part of a training it came, by the traceback above it. None: it does not say so."""
+    """Return (last line, part of the training) of a program that ended for lack of memory, the part
+    by the traceback above that line; None: it did not end so."""
     ends = [n for n, line in enumerate(lines) if "Error: " in line and _says_memory(line)]
     if not ends:
         return None

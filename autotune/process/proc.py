@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.process.template import template_pid
+_template_pids: list[int] = []
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -22,8 +22,8 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did: with its number it tells a process from
-    a later one of the same number; None once it is gone, or has only to be reaped."""
+    """Return when a process began, in ticks since the machine did: that tells it from a later one
+    of the same number; None once it is gone, or has only to be reaped."""
     fields = _stat(pid)
     return int(fields[19]) if fields is not None and fields[0] != "Z" else None
 
@@ -34,7 +34,7 @@ def process_namespace() -> int:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Processor time that `pid` has used; None once it is gone."""
+    """Return the processor time that `pid` has used; None once it is gone."""
     fields = _stat(pid)
     return _ticks(fields[11:13]) if fields is not None else None
 
@@ -44,7 +44,7 @@ def _ticks(fields: list[str]) -> float:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Resident memory of `pid` now; None once it is gone."""
+    """Return the resident memory of `pid` now; None once it is gone."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -75,12 +75,13 @@ def _program(pid: int) -> str | None:
 
 
 def session_processor_seconds(leader: int) -> float:
-    """Processor time of a whole session, with what its processes have waited for."""
+    """Return the processor time of a whole session, and of the children its processes have
+    reaped."""
     return sum(_ticks(fields[11:15]) for _, fields in _session(leader))
 
 
 def session_resident_bytes(leader: int) -> int | None:
-    """Resident memory now of that process of a session which holds most; None once all are gone.
+    """Return the resident memory of the largest process of a session; None once all are gone.
 
     Of a probe of several ranks that is the fullest rank: its leader only waits for them.
     """
@@ -126,3 +127,14 @@ def process_status(field: str, pid: int | str = "self") -> int:
 def unmapped_bytes() -> int:
     """Return what a fresh process has of the libraries' pages, and this one has not mapped yet."""
     return process_status("RssFile", template_pid()) - process_status("RssFile")
+
+
+def name_template(pid: int) -> None:
+    """Make process `pid` the template, here and in what is forked from here: the process that has
+    the libraries in memory when a child begins, against which the child's own pages are held."""
+    _template_pids[:] = [pid]
+
+
+def template_pid() -> int:
+    """Return the template; this process's parent, unless another was named."""
+    return _template_pids[0] if _template_pids else os.getppid()

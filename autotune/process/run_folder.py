@@ -26,19 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.process.files import finish_replacement, opener, put_in_place, write_whole
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.opener import opener
-from autotune.process.whole_folder import finish_replacement, put_in_place, write_whole
 
 LOCK = ".lock"
 _BEGUN = "run.begun.json"
 _DRAFTS = ("job.yaml.draft", "script.json.draft", f"{_BEGUN}.draft", _BEGUN)
-"""What a run that was killed while it began may have left: beside the last of them a job, too."""
+"""Files that a run may leave which is killed while it begins: beside the last of them a job,
+too."""
 OUTPUT = "AUTOTUNE_OUTPUT"
-"""Variable with the folder that bundles train into, where they are handed out: a service's are not
-to train into the service's own folders."""
+"""Variable with the folder that bundles train into, where a service hands them out: they must not
+train into the service's own folders."""
 RESUMPTION = "AUTOTUNE_RESUMPTION"
-"""Variable with what takes up a run again, where its folder is nobody's to name: a service's."""
+"""Variable with the command that resumes a run, where a user cannot name its folder: a
+service's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +50,13 @@ class RunFolder:
 
     @property
     def resumption(self) -> str:
-        """What takes the run up again, for a message."""
+        """The command that resumes the run, for a message."""
         command = f"autotune run --resume {shlex.quote(str(self.path))}"
         return os.environ.get(RESUMPTION) or command
 
     @property
     def interruption(self) -> str:
-        """What is said of a run that was interrupted."""
+        """The message for a run that was interrupted."""
         return f"interrupted; go on with: {self.resumption}"
 
     @property
@@ -146,7 +147,7 @@ class RunFolder:
 
     @property
     def bundle_output(self) -> str:
-        """The same, as its bundle says it: another one where the bundle is handed out."""
+        """The same folder as its bundle names it: another one where the bundle is handed out."""
         info = read_json(self.run)
         elsewhere = info.get("output") if isinstance(info, dict) else None
         return elsewhere if isinstance(elsewhere, str) and elsewhere else str(self.output)
@@ -166,7 +167,7 @@ class RunFolder:
         write_json(file, dict(knobs))
 
     def probe_numbers(self) -> list[int]:
-        """Of the probes that have left something here."""
+        """Return the numbers of the probes that have left something here."""
         folders = (self.path / "probes").glob("*/candidate.json")
         return sorted(int(file.parent.name) for file in folders if file.parent.name.isdecimal())
 
@@ -178,8 +179,8 @@ class RunFolder:
         draft.replace(path)
 
     def write_bundle(self, target: Path, files: Mapping[str, str]) -> None:
-        """Put a bundle in place of the one before it, in one step: whoever looks sees the one or
-        the other, whatever kills us."""
+        """Put a bundle in place of the one before it, in one step: a reader sees the one or the
+        other, whatever kills us."""
         put_in_place(target, files)
 
     def write_files(self, target: Path, files: Mapping[str, str]) -> None:
@@ -213,7 +214,7 @@ class RunFolder:
         (self.path / _BEGUN).replace(self.run)
 
     def refuse_used(self) -> None:
-        """A run begins in a folder that is new or empty.
+        """Refuse a folder that is neither new nor empty: no run begins there.
 
         Raises:
             UserError: something is there already.
@@ -231,8 +232,8 @@ class RunFolder:
         raise user_error("the folder is not empty", where=str(self.path), hint=hint)
 
     def check_storage(self, storage: str | None) -> None:
-        """A run whose study is elsewhere is opened only there (its URL is not kept: it may hold
-        a password).
+        """Refuse a storage that does not hold this run's study (its URL is not kept: it may hold a
+        password).
 
         Raises:
             UserError: there is no run here, or its study is in another storage.

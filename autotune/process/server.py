@@ -6,9 +6,11 @@ host's memory than it may; or the caller has seen enough of its progress (a prob
 Whatever happens becomes an `Ending`.
 """
 
+import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -17,14 +19,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from autotune.errors import machine_error
+from autotune.process.files import private_opener
 from autotune.process.forkserver import CHOICE
-from autotune.process.host_memory import HostMeter
+from autotune.process.host_memory import HostMeter, HostUse
 from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher, lost_ending
-from autotune.process.logs import ending_of
 from autotune.process.messages import ChildFolder
-from autotune.process.opener import private_opener
-from autotune.process.watch import ChildWatch
+from autotune.process.proc import (
+    processor_seconds,
+    session_processor_seconds,
+    session_resident_bytes,
+)
+from autotune.process.progress import LogTail, ProgressReader, ending_of
 
 PRELOAD = (
     "torch",
@@ -35,9 +41,10 @@ PRELOAD = (
     "datasets",
     "autotune.process.preload",
 )
-PRELOAD_OF_TRACES = ("torch", "autotune.process.later_imports", *PRELOAD[1:])
-"""Where nothing but traces is made: what only a training needs is left out."""
 _CLOSE_S = 10.0
+_POLL_S = 0.05
+_KILL_S = 30.0
+"""How long a kill may take to show; a driver that hangs can hold a process for ever."""
 
 
 class ChildServer:
@@ -54,7 +61,7 @@ class ChildServer:
         environment: dict[str, str] | None = None,
         ready_s: float = 300.0,
     ):
-        """A server that imports `preload`, and gives up after `ready_s` seconds of that."""
+        """Describe a server that imports `preload`, for at most `ready_s` seconds."""
         self._log = log
         self._ready_s = ready_s
         self._preload = preload
@@ -79,7 +86,7 @@ class ChildServer:
         self.leave()
 
     def leave(self) -> None:
-        """Keep it for the next where there may be one (`kept.py`), or end it."""
+        """Keep the server where others may take it (`kept.py`), or end it."""
         if self._importing_since is not None:
             self.close()
         process, self._process = self._process, None
@@ -156,11 +163,11 @@ class ChildServer:
         host: HostMeter | None = None,
         cancelled: threading.Event | None = None,
     ) -> Ending:
-        """Run `worker` on `folder` in a child of its own until it ends, one way or another.
+        """Run `worker` on `folder` in a child of its own until it ends in one way or another.
 
         Args:
             host: watches what it takes of the host's memory, and may end it.
-            cancelled: where it is set by the time that the server is free, no child is started.
+            cancelled: no child is started if it is set by the time that the server is free.
         """
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.reply.unlink(missing_ok=True)
@@ -177,7 +184,7 @@ class ChildServer:
                 return lost_ending(0.0)
             return ChildWatch(self, folder, pid, limits, watch, host).until_end()
         except BaseException:
-            self.close()  # and the children with it; what they would still say is not for the next
+            self.close()  # and its children with it: what they still send is not for the next
             raise
 
     def _start(self, folder: ChildFolder, worker: str) -> int | None:
@@ -197,7 +204,7 @@ class ChildServer:
         return None
 
     def await_ending(self, pid: int, timeout_s: float) -> dict[str, Any] | None:
-        """Return what the server says of the end of a child; None after `timeout_s` or when the
+        """Return the server's event for the end of a child; None after `timeout_s` or when the
         server is gone."""
         with self._talking:
             if pid not in self._endings and (event := self._next_event(timeout_s)):
@@ -260,3 +267,120 @@ def child_environment() -> dict[str, str]:
         # A checkpoint that is a pickle is read as tensors alone: nothing in it is run.
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
+
+
+class ChildWatch:
+    """One child of a server under watch.
+
+    Args:
+        watch: sees the child's progress, and may end it.
+        host: watches what it takes of the host's memory, and may end it.
+    """
+
+    def __init__(
+        self,
+        server: ChildServer,
+        folder: ChildFolder,
+        pid: int,
+        limits: Limits,
+        watch: Watcher | None,
+        host: HostMeter | None,
+    ):
+        self._server, self._pid = server, pid
+        self._limits, self._watch, self._host = limits, watch, host
+        self._reader = ProgressReader(folder.progress)
+        self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
+        self._events: list[dict[str, Any]] = []
+        self._began = self._active_at = time.monotonic()
+        self._processor_s = 0.0
+        self._session_s: float | None = None
+        self._progress_at = (self._began, 0.0)
+        self._kill_by = float("inf")
+        self._rss: int | None = None
+        self._stop: tuple[str, str | None] | None = None
+
+    def until_end(self) -> Ending:
+        """Watch until it has ended; return how."""
+        while True:
+            event = self._server.await_ending(self._pid, _POLL_S)
+            if event is not None:
+                self._read_progress(deciding=False)
+                break
+            if time.monotonic() > self._kill_by:
+                self._server.close()
+            if not self._server.is_alive:
+                # The child dies with the server, but not what the child has started.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
+                deaf = "it did not end when it was to" if self._stop else None
+                return lost_ending(time.monotonic() - self._began, deaf)
+            if self._stop is None:
+                self._look()
+            for log in self._logs:
+                log.cut()
+        for log in self._logs:
+            log.finish()
+        why, reason = self._stop or ("exited", None)
+        return Ending(
+            why=why,
+            stop_reason=reason,
+            exit_code=event["exit_code"],
+            signal=event["signal"],
+            max_rss_bytes=event["max_rss_bytes"],
+            strays=event["strays"],
+            seconds=time.monotonic() - self._began,
+            rss_at_stop_bytes=self._rss,
+            events=tuple(self._events),
+            host=HostUse() if self._host is None else self._host.use,
+        )
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        reason = self._read_progress(deciding=True)
+        processor = processor_seconds(self._pid)
+        if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
+            self._processor_s, self._active_at, self._session_s = processor, now, None
+        elif now - self._active_at > 0.5 * self._limits.stall_s:
+            self._count_session(now)
+        if self._host is not None and self._host.over_limit(self._pid):
+            self._end("host", None)
+        elif reason is not None:
+            self._end("stopped", reason)
+        elif now - self._began > self._limits.wall_s:
+            self._end("wall", None)
+        elif now - self._active_at > self._limits.stall_s or self._computes_too_long(now):
+            self._end("stall", None)
+
+    def _computes_too_long(self, now: float) -> bool:
+        """True if a child that has reported progress computes too long without any."""
+        progress_at, processor_s = self._progress_at
+        if not self._events or now - progress_at <= self._limits.busy_s:
+            return False
+        return session_processor_seconds(self._pid) - processor_s > self._limits.busy_s
+
+    def _count_session(self, now: float) -> None:
+        """Count as activity the work of what a silent child waits for, such as a compiler."""
+        seconds = session_processor_seconds(self._pid)
+        if self._session_s is None:
+            self._session_s = seconds
+        elif seconds > self._session_s + 0.01 * self._limits.stall_s:
+            self._active_at, self._session_s = now, None
+
+    def _read_progress(self, *, deciding: bool) -> str | None:
+        reason = None
+        for event in self._reader.new_events():
+            self._active_at = time.monotonic()
+            self._events.append(event)
+            if self._limits.busy_s < float("inf"):
+                self._progress_at = (self._active_at, session_processor_seconds(self._pid))
+            if self._host is not None:
+                self._host.note(event)
+            if deciding and reason is None and self._watch is not None:
+                reason = self._watch(event)
+        return reason
+
+    def _end(self, why: str, reason: str | None) -> None:
+        self._rss = session_resident_bytes(self._pid)
+        self._stop = (why, reason)
+        self._kill_by = time.monotonic() + _KILL_S
+        self._server.kill(self._pid)

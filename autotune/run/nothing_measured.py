@@ -9,7 +9,7 @@ from autotune.errors import Problem
 from autotune.job.job import Job
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.outcome import busy_text
-from autotune.process.busiest import busiest_others
+from autotune.process.processor_load import busiest_others
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.run.loop import no_time

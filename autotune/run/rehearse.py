@@ -191,7 +191,7 @@ class BundleLaunch:
             },
             timeout_s=min(TIMEOUT_S + 3 * expected_s, self.deadline.left_s),
             gpus=(device.index, *device.peers) if device.kind == "cuda" else (),
-            hear=heard.hear,
+            on_line=heard.hear,
         )
         if not report.timed_out:
             heard.ended(report.seconds)

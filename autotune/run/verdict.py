@@ -12,7 +12,7 @@ from autotune.probe.outcome import busy_text, is_quiet
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
 from autotune.process.out_of_memory import read_memory_error
-from autotune.process.processor_waits import is_crowded, wait_share
+from autotune.process.processor_load import is_crowded, wait_share
 from autotune.search.recommend import Ranked
 from autotune.space.settings import Settings, threads
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply

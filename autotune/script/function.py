@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NoReturn
 from autotune.errors import machine_error
 from autotune.facts.control_group import memory_kills
 from autotune.process.descendants import die_with_parent
+from autotune.process.files import opener
 from autotune.process.limits import LaunchReport
 from autotune.process.messages import ChildFolder, read_json
-from autotune.process.opener import opener
 from autotune.process.run_folder import RunFolder
 from autotune.report.run_lines import RunLines
 from autotune.report.talk import say

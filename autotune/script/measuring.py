@@ -10,8 +10,7 @@ from autotune.facts import devices
 from autotune.probe.measure import describe_processes
 from autotune.probe.outcome import NEAR_LIMIT, disturbed, measurement_of_reply
 from autotune.probe.protocol import Measurement
-from autotune.probe.ranks.files import clear_ranks, rank_folder
-from autotune.probe.ranks.worst import merged_reply
+from autotune.probe.rank_replies import clear_ranks, merged_reply, rank_folder
 from autotune.process.limits import LaunchReport, Watcher, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader

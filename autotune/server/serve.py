@@ -16,9 +16,8 @@ from typing import Any
 import uvicorn
 
 from autotune.errors import machine_error, user_error
-from autotune.process.arenas import share_one_arena
-from autotune.process.command import Command
-from autotune.process.niceness import keep_to_last_core, session_standing_back
+from autotune.process.companion import Command
+from autotune.process.niceness import keep_to_last_core, session_standing_back, share_one_arena
 from autotune.process.proc import start_ticks
 from autotune.server.access.requests import SPARE, Connection
 from autotune.server.access.tokens import LOCAL_WORKER

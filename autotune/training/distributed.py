@@ -19,9 +19,9 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.process.rank import Place
 from autotune.space.sharding.fsdp import fsdp_environment
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_name
+from autotune.training.spec import Place
 
 TIMEOUT = timedelta(hours=1)
 """Of a collective; who hangs is found and ended by the parent long before."""

@@ -46,3 +46,19 @@ class TrainerSpec(Message):
     def parsed_sharding(self) -> Sharding:
         """How the training is sharded over processes, of the plain fields in `sharding`."""
         return Sharding(**self.sharding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place of a process among the ranks of a probe.
+
+    Attributes:
+        host, port: of the rendezvous of all ranks.
+        listener: descriptor of the bound socket on which the first rank waits for the others.
+    """
+
+    rank: int
+    count: int
+    host: str
+    port: int
+    listener: int | None

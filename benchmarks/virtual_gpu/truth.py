@@ -16,7 +16,7 @@ STEPS = 4
 def train(request: Any, scratch: Path) -> None:
     """Train the first steps of a probe's request."""
     from autotune.probe.step_meter import Schedule
-    from autotune.probe.trainer_setup import configured
+    from autotune.probe.worker import configured
     from autotune.training.batch_plan import Rows, as_dataset, batching_of, plan
     from autotune.training.ranks import Ranks
     from autotune.training.registry import family

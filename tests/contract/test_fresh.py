@@ -45,7 +45,7 @@ def test_a_child_is_a_new_interpreter_that_has_the_request_before_it_imports(fre
     fresh.folder.request.write_text(json.dumps(request), encoding="utf-8")
     assert fresh.run("tells_its_process").exit_code == 0
     reply = read_json(fresh.folder.reply) or {}
-    assert "autotune.process.fresh" in reply["command"]
+    assert "autotune.process.run_worker" in reply["command"]
     assert reply["seen_at_import"] == "of the request"
     assert reply["descriptors"] == [0, 1, 2, 3]  # the last one is the list's own
     assert abs(reply["unmapped_bytes"]) < 2**20  # it has the libraries itself

@@ -11,7 +11,7 @@ from staging import still_running
 from stubs import hold
 
 from autotune.process.launch import LaunchReport, launch
-from autotune.process.processor_waits import wait_share
+from autotune.process.processor_load import wait_share
 
 MIB = 2**20
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from staging import Stage
 
-from autotune.process.logs import LIMIT_BYTES
 from autotune.process.messages import read_json
+from autotune.process.progress import LIMIT_BYTES
 
 
 def test_100_mb_of_output_leave_a_bounded_log_that_has_the_end(stage: Stage) -> None:

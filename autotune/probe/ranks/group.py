@@ -23,11 +23,10 @@ from typing import Any
 from autotune.probe import worker
 from autotune.probe.extensions import keep_extensions_in_run
 from autotune.probe.protocol import ProbeRequest
-from autotune.probe.ranks.files import SILENT, rank_folder
-from autotune.probe.ranks.worst import merged_reply
+from autotune.probe.rank_replies import SILENT, merged_reply, rank_folder
 from autotune.process.descendants import die_with_parent
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.rank import Place
+from autotune.training.spec import Place
 
 HOST = "127.0.0.1"
 SETTLE_S = 0.3

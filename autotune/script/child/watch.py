@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from autotune.probe.memory import CpuMemory, CudaMemory
 from autotune.probe.outcome import outcome_of
 from autotune.probe.protocol import Failure, Measurement
-from autotune.probe.ranks.files import rank_folder
+from autotune.probe.rank_replies import rank_folder
 from autotune.probe.worker import Stages
 from autotune.process.messages import ChildFolder, write_json
-from autotune.process.template import name_template
+from autotune.process.proc import name_template
 from autotune.script.protocol import LOOK, ScriptRequest
 
 QUIET: dict[str, Any] = {

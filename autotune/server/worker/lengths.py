@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_yaml, to_yaml
-from autotune.process.command import Command
+from autotune.process.companion import Command
 from autotune.process.messages import read_json
 from autotune.server.store.values import Lease
 from autotune.server.worker.door import Door

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import EXIT_MACHINE
-from autotune.process.command import Command
+from autotune.process.companion import Command
 from autotune.process.messages import read_json
 from autotune.process.run_folder import OUTPUT, RESUMPTION, RunFolder
 from autotune.server.access.job_rules import CONFIG

@@ -1,4 +1,4 @@
-"""Standing back reaches over sessions, and ends."""
+"""Standing back reaches over sessions, and ends; threads share one arena of the C library."""
 
 import os
 import subprocess
@@ -83,3 +83,37 @@ def test_nothing_happens_where_there_are_no_such_groups(monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "write_text", missing)
     with session_standing_back(5):
         pass
+
+
+PROGRAM = """
+import ctypes, sys, threading
+from autotune.process.niceness import share_one_arena
+
+if sys.argv[2] == "shared":
+    share_one_arena()
+held, ready = [], threading.Barrier(9)
+
+def hold():
+    held.append([bytes(600) for _ in range(100)])  # Python's own allocator leaves these to malloc
+    ready.wait()
+
+for _ in range(8):
+    threading.Thread(target=hold, daemon=True).start()
+ready.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+file = libc.fopen(sys.argv[1].encode(), b"w")
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
+def test_threads_share_the_arena_of_the_program(tmp_path) -> None:
+    arenas = {}
+    for how in ("shared", "each"):
+        path = tmp_path / how
+        subprocess.run([sys.executable, "-c", PROGRAM, str(path), how], check=True)
+        arenas[how] = path.read_text("utf-8").count("<heap nr=")
+    assert arenas["shared"] == 1 < arenas["each"]

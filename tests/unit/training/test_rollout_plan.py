@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.probe.rollout_throughput import CycleTime, rollout_speed
+from autotune.probe.throughput import CycleTime, rollout_speed
 from autotune.training.rollout_plan import Rollout, padded_tokens, rollout_of, rollout_plan
 
 

@@ -5,12 +5,17 @@ import os
 from pathlib import Path
 
 import pytest
+from autotune.probe.rank_replies import (
+    SILENT,
+    clear_ranks,
+    lagging_ranks,
+    merged_reply,
+    rank_folder,
+)
+from autotune.probe.ranks_worker import RankEnding, first_of
 
 from autotune.errors import UserError
 from autotune.probe.protocol import Measurement
-from autotune.probe.ranks.files import SILENT, clear_ranks, rank_folder
-from autotune.probe.ranks.group import RankEnding, first_of
-from autotune.probe.ranks.worst import lagging_ranks, merged_reply
 from autotune.probe.survey import refuse_untried
 from autotune.process.messages import ChildFolder
 from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part

@@ -1,16 +1,24 @@
-"""How long the threads of a command wait for a core, seen from outside: others take the cores.
+"""Who takes the cores: how long the threads of a command wait for one, and which other processes of
+the machine compute now.
 
-The kernel counts it for each thread (`schedstat`; proc(5)), and forgets it when the thread ends: so
-what was seen of it last is kept. Where the kernel counts nothing, nothing is known.
+The kernel counts the wait of each thread (`schedstat`; proc(5)), and forgets it when the thread
+ends: so what was seen of it last is kept. Where the kernel counts nothing, nothing is known.
 """
 
 import contextlib
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.process.descendants import tree
+from autotune.process.proc import processor_seconds
 
 EVERY_S = 0.5
+LOOK_S = 0.5
+BUSY_SHARE = 0.2
+"""The share of a core from which on a process is named."""
+MOST_NAMED = 3
 Waits = Sequence[tuple[float, float]]
 """(seconds since the start, seconds that all threads have waited by then)."""
 
@@ -38,8 +46,8 @@ class ProcessorWaits:
 
 
 def is_crowded(threads: int, ranks: int, workers: int, cores: int) -> bool:
-    """True if more threads compute than there are cores: then they wait for each other, and nothing
-    is known of others.
+    """True if more threads compute than there are cores: then they wait for each other, which says
+    nothing of others.
 
     Args:
         threads: of each rank.
@@ -49,7 +57,7 @@ def is_crowded(threads: int, ranks: int, workers: int, cores: int) -> bool:
 
 
 def wait_share(waits: Waits, begin_s: float, end_s: float, threads: int) -> float | None:
-    """Return the part of a time in which so many threads waited for a core; None: nobody looked."""
+    """Return the share of a time in which so many threads waited for a core; None: not known."""
     before = [look for look in waits if look[0] <= begin_s][-1:] or list(waits[:1])
     after = [look for look in waits if look[0] >= end_s][:1] or list(waits[-1:])
     if not before or after[0][0] <= before[0][0]:
@@ -65,3 +73,26 @@ def _thread_waits(pid: int) -> Iterator[tuple[int, float]]:
                 with contextlib.suppress(OSError, IndexError, ValueError):
                     text = (task / "schedstat").read_text(encoding="ascii")
                     yield int(task.name), int(text.split()[1]) / 1e9
+
+
+def busiest_others() -> list[str]:
+    """Return the processes that take most of the cores, but for this one and its descendants."""
+    ours = set(tree(os.getpid()))
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    before = {pid: processor_seconds(pid) for pid in pids if pid not in ours}
+    time.sleep(LOOK_S)
+    shares = {
+        pid: (now - then) / LOOK_S
+        for pid, then in before.items()
+        if then is not None and (now := processor_seconds(pid)) is not None
+    }
+    most = sorted(shares, key=lambda pid: -shares[pid])[:MOST_NAMED]
+    return [f"pid {pid}{_name(pid)}" for pid in most if shares[pid] >= BUSY_SHARE]
+
+
+def _name(pid: int) -> str:
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # it has ended
+        return ""
+    return f" ({name})" if name.isprintable() else ""

@@ -1,4 +1,6 @@
-"""A folder that replaces another is the one or the other, whenever its writer is killed."""
+"""Files are written whole, a folder in one step whenever its writer is killed, and nothing through
+a link that lies where this program writes.
+"""
 
 import os
 import shutil
@@ -10,9 +12,12 @@ from typing import Any
 import pytest
 
 from autotune.errors import UserError
-from autotune.process import whole_folder
+from autotune.process import files as whole_files
+from autotune.process.files import finish_replacement, put_in_place, write_whole
+from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.whole_folder import finish_replacement, put_in_place
+from tests.unit.calling import call
+from tests.unit.past_run import make_run
 
 OLD, NEW = {"a": "old", "b": "old"}, {"a": "new", "launch.sh": "new"}
 
@@ -35,8 +40,8 @@ def killed_at(step: int, target: Path, way: str) -> int:
 
         for owner, name in ((os, "fsync"), (Path, "rename"), (shutil, "rmtree")):
             setattr(owner, name, counted(getattr(owner, name)))
-        exchange = counted(whole_folder._exchange) if way == "exchange" else lambda *_: False
-        whole_folder._exchange = exchange
+        exchange = counted(whole_files._exchange) if way == "exchange" else lambda *_: False
+        whole_files._exchange = exchange
         put_in_place(target, NEW)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -70,7 +75,7 @@ def test_a_kill_at_any_step_leaves_one_of_the_two(tmp_path: Path, way: str) -> N
 def test_this_file_system_exchanges_two_names_at_once(tmp_path: Path) -> None:
     for name, files in (("one", OLD), ("other", NEW)):
         put_in_place(tmp_path / name, files)
-    if not whole_folder._exchange(tmp_path / "one", tmp_path / "other"):
+    if not whole_files._exchange(tmp_path / "one", tmp_path / "other"):
         pytest.skip("it cannot")
     assert (held(tmp_path / "one"), held(tmp_path / "other")) == (NEW, OLD)
 
@@ -101,3 +106,34 @@ def test_a_link_in_the_place_of_a_bundle_is_replaced_and_not_followed(tmp_path: 
         assert not run.bundle.is_symlink() and run.launch.is_file()
         assert {entry.name for entry in run.path.iterdir()} == {"bundle"}
     assert [entry.name for entry in elsewhere.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("x.json.draft", lambda path: write_json(path.with_name("x.json"), {})),
+        ("x.yaml.draft", lambda path: write_whole(path, "text")),
+    ],
+)
+def test_a_link_is_not_written_through(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    other = tmp_path / "other"
+    other.write_text("kept", encoding="utf-8")
+    (tmp_path / name).symlink_to(other)
+    with pytest.raises(OSError, match=f"symbolic link, .* remove it: '{tmp_path / name}'"):
+        write(tmp_path / name)
+    assert other.read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize("name", ["server.log", ".lock"])
+def test_a_run_with_a_link_in_place_of_its_log_says_so(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path)
+    call("emit", run.path)
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).symlink_to(tmp_path / "other")
+    result = call("verify", run.path)
+    assert result.exit_code == 3
+    assert "this is a symbolic link, and only a file of autotune's own may be here" in result.stderr
+    assert f"{run.path / name}" in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "other").exists()

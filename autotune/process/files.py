@@ -1,16 +1,17 @@
-"""A folder that takes another's place in one step, on disk before it does.
+"""How files are written: through no link, whole, a folder in place of another in one step.
 
-Linux exchanges two names at once (renameat2(2): RENAME_EXCHANGE). A file system that cannot (NFS)
-gets two renames; what a kill between them leaves is put right by `finish_replacement`.
+What only this program writes into a folder is opened without following a link in its place: that
+would write into a file of somebody else's choice. Linux exchanges two names at once (renameat2(2):
+RENAME_EXCHANGE). A file system that cannot (NFS) gets two renames; `finish_replacement` puts right
+what a kill between them leaves.
 """
 
 import ctypes
+import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-
-from autotune.process.opener import opener
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -46,7 +47,7 @@ def finish_replacement(target: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text, and see it on disk."""
+    """Write a text, and wait until it is on disk."""
     with open(path, "w", encoding="utf-8", opener=opener) as file:
         file.write(text)
         file.flush()
@@ -54,7 +55,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _remove(left: Path) -> None:
-    """A folder, or the link that stood in its place; not what a link leads to."""
+    """Remove a folder, or the link that stands in its place; never what a link leads to."""
     if left.is_symlink():
         left.unlink()
     shutil.rmtree(left, ignore_errors=True)
@@ -83,3 +84,34 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=opener)`.
+
+    Raises:
+        OSError: it cannot be opened, or is a symbolic link.
+    """
+    return _opened(path, flags, 0o644)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that is its owner's alone, as `opener` does."""
+    return _opened(path, flags, 0o600)
+
+
+def _opened(path: str, flags: int, mode: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        what = "this is a symbolic link, and only a file of autotune's own may be here; remove it"
+        raise OSError(error.errno, what, path) from None
+
+
+def user_cache() -> Path:
+    """Return the folder for what all runs of a user share: `$AUTOTUNE_CACHE`, else `autotune` in
+    the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("AUTOTUNE_CACHE") or Path(home) / "autotune")
