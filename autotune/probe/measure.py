@@ -72,8 +72,8 @@ def measure(
     limits: Limits,
     watch: Watcher | None = None,
 ) -> Measurement:
-    """Run the probe of `request` in `folder` and say how it ended; `busy` where another process
-    computes on the GPU before it or after it, whatever it measured.
+    """Run the probe of `request` in `folder`; return its measurement, `busy` where another process
+    computes on the GPU before it or after it.
 
     Raises:
         MachineError: it crashed on a full disk, which says nothing of it.
@@ -134,14 +134,14 @@ def measure_candidate(
     most_s: float = math.inf,
     timed: bool = True,
 ) -> Measurement:
-    """Probe a candidate of a job in `folder`, within the job's own time limit. Once more where
-    somebody else ended that.
+    """Probe a candidate of a job in `folder`, within the job's own time limit; once more where
+    another process ended it.
 
     Args:
         to_beat: tokens/s of the fastest so far.
         timed: whether its speed counts: then it is `busy` where others took the cores.
-        most_s: seconds that it may take, where there are fewer left. It is `interrupted` then: with
-            its own time it might have ended well.
+        most_s: seconds that are left for it; a probe that they cut short is `interrupted`: with its
+            own time it might have ended well.
 
     Raises:
         MachineError: it crashed on a full disk, which says nothing of it.
@@ -163,8 +163,8 @@ def measure_candidate(
 
 
 def _with_shared_memory(measurement: Measurement) -> Measurement:
-    """Return a failure with data workers, with what there is of the memory through which they give
-    batches: without it they crash or hang."""
+    """Return a failure of a probe with data workers, with a remark if shared memory is short:
+    through it they pass batches, and without it they crash or hang."""
     shared = little_shared_memory()
     if shared is None:
         return measurement
@@ -192,7 +192,7 @@ def _in_time(
 
 
 def _busy_measurement(request: ProbeRequest) -> Measurement | None:
-    """Other processes that compute on the GPU: seen before and after, not measured around."""
+    """Return the `busy` measurement where other processes compute on the GPU; None: none do."""
     if request.device_kind != "cuda":
         return None
     for index in (request.device_index, *request.peers):
@@ -207,7 +207,7 @@ def _busy_measurement(request: ProbeRequest) -> Measurement | None:
 
 
 def _joined_measurement(request: ProbeRequest) -> Measurement | None:
-    """Other processes that compute on the GPU after a probe: seen twice, as a driver may list one
+    """Return the same after a probe: others are looked for twice, as a driver may list a process
     that has just ended."""
     if _busy_measurement(request) is None:
         return None
@@ -216,7 +216,7 @@ def _joined_measurement(request: ProbeRequest) -> Measurement | None:
 
 
 def describe_processes(gpu: devices.DeviceFacts) -> str:
-    """Return who else computes on a GPU, with pids and memory."""
+    """Return the processes that compute on a GPU in words, with pids and memory."""
     processes = ", ".join(
         f"pid {p.pid}"
         + (f" ({p.name})" if p.name else "")
@@ -227,7 +227,7 @@ def describe_processes(gpu: devices.DeviceFacts) -> str:
 
 
 def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -> Measurement:
-    """Return a failure of one rank of several, with which of them it was, where that is known."""
+    """Return a failure of several ranks with the rank that failed, where that is known."""
     rank, reason = measurement.failed_rank, measurement.reason
     if rank is None and (silent := read_json(folder.path / SILENT)) is not None:
         rank = int(silent["rank"])

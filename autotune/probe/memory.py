@@ -51,7 +51,7 @@ class CpuMemory:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def phase_peak(self, *, counts: bool = True) -> int:
-        """Return the peak since this was asked last, of the process; the next one begins now.
+        """Return the peak of the process since the last call.
 
         Args:
             counts: whether it is a part of the peak of the whole.
@@ -127,7 +127,7 @@ class CudaMemory:
         self._peak_reserved = max(self._peak_reserved, reserved)
 
     def phase_peak(self, *, counts: bool = True) -> int:
-        """Return the peak since this was asked last, of the allocator; the next one begins now.
+        """Return the peak of the allocator since the last call.
 
         Args:
             counts: whether it is a part of the peak of the whole.
@@ -169,7 +169,7 @@ class CudaMemory:
         return int(max(held_bytes + request_bytes - self._allowed_bytes, 1))
 
     def lift(self) -> None:
-        """Nothing to do: the reply needs no GPU memory."""
+        """Do nothing: the reply needs no GPU memory."""
 
 
 def with_vllm(

@@ -20,12 +20,12 @@ _DEATHS_BY_MEMORY = {"SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"}
 NEAR_LIMIT = 0.85
 """A child that dies or hangs holding this share of its limit is taken to have run out of memory."""
 WAITED = "processor_wait_share"
-"""Of events, as of measurements."""
+"""The field of events and of measurements."""
 QUIET = 0.1
-"""A probe whose threads waited for a core for more of the time tells of the machine's load. Of 494
-on two idle cores half waited for 1% or less, one in twenty for more than 8%."""
+"""The share of waiting for a core above which a probe shows the machine's load. Of 494 probes on
+two idle cores half waited for 1% or less, one in twenty for more than 8%."""
 QUIET_VARIABLE = "AUTOTUNE_QUIET"
-"""The variable that has another share, for machines that are never quiet."""
+"""The variable that sets another share, for machines that are never quiet."""
 
 
 # -- by its child
@@ -44,7 +44,7 @@ def beyond_limit(peak_bytes: int | None, limit_bytes: int | None) -> int:
 
 
 def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
-    """Return the outcome of a training that came to its end, and what its reason says of that.
+    """Return the outcome of a training that came to its end, and a remark for its reason.
 
     An allocator that had to give its cache back to find memory will be at its limit again in the
     long run: it is slow there, and what it finds depends on how its memory is cut up.
@@ -60,9 +60,9 @@ def outcome_and_remark(beyond_bytes: int, retries: int) -> tuple[str, str]:
 def outcome_of(error: BaseException, stage: str, device_kind: str) -> str:
     """Return the outcome an exception stands for. On a CPU the host's memory is the device's.
 
-    What is not installed is told wherever it is asked for (optimizers, when training begins). A
-    refusal while the trainer is put together is the stack's own word that it cannot do this;
-    the same exception types during training are crashes.
+    A package that is not installed is `unsupported` at any stage (optimizers are imported when
+    training begins). So is a refusal while the trainer is put together, which is the stack's own
+    word that it cannot do this; the same exception types during training are crashes.
     """
     if is_out_of_memory(error):
         return "host_oom" if device_kind == "cuda" and is_of_the_host(error) else "oom"
@@ -124,7 +124,7 @@ def disturbed(measurement: Measurement) -> Measurement:
 
 
 def is_quiet(share: float | None) -> bool:
-    """True if threads that waited for a core so much of the time were hardly disturbed.
+    """True if threads that waited for a core for this share of the time were hardly disturbed.
 
     Raises:
         UserError: the variable holds something else than a share.
@@ -138,12 +138,13 @@ def is_quiet(share: float | None) -> bool:
 
 
 def busy_text(share: float) -> str:
-    """Return what is said of a machine on which threads waited for a core so much of the time."""
+    """Return the words for a machine on which threads waited for a core for this share of the
+    time."""
     return f"the machine was busy {share:.0%} of the time"
 
 
 def _last_share(ending: Ending) -> float | None:
-    """Return how much a child that was ended had waited by what it said last."""
+    """Return the last share of waiting that a child reported before it was ended."""
     shares = [event[WAITED] for event in ending.events if event.get(WAITED) is not None]
     return shares[-1] if shares else None
 
@@ -186,7 +187,7 @@ def _stalled(ending: Ending, request: ProbeRequest) -> Measurement:
 
 
 def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
-    """Return a child whose server is gone."""
+    """Return the measurement of a child whose server is gone."""
     if ending.stop_reason is not None:
         return Measurement(outcome="crash", reason=ending.stop_reason, inferred=True)
     if kernel_killed:
@@ -201,13 +202,13 @@ def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measure
 
 
 def is_by_another(measurement: Measurement) -> bool:
-    """True if somebody else ended the probe, which says nothing of its candidate."""
+    """True if another process ended the probe, which says nothing of its candidate."""
     return measurement.outcome == "interrupted" and measurement.inferred
 
 
 def of_both(first: Measurement, second: Measurement) -> Measurement:
-    """Return the measurement of a probe that was tried again because somebody else ended it: where
-    the second was ended like the first it is named a crash."""
+    """Return the measurement of a probe that was tried again because another process ended it: a
+    crash where that ended the second one, too."""
     named, reason = second.outcome, f"{second.reason}; tried again, as at first {first.reason}"
     if is_by_another(second):
         named, reason = "crash", f"{second.reason}, twice: something ends it each time"
@@ -216,7 +217,7 @@ def of_both(first: Measurement, second: Measurement) -> Measurement:
 
 
 def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:
-    """Return a child that ended without a whole reply."""
+    """Return the measurement of a child that ended without a whole reply."""
     if ending.signal is None:
         reason = f"ended with exit code {ending.exit_code} before its reply was complete"
         return Measurement(outcome="crash", reason=reason)

@@ -1,9 +1,4 @@
-"""What parent and child say to each other: plain data in JSON files, and the files of one probe.
-
-A probe's folder holds `request.json` (written by the parent), `progress.jsonl` (appended by the
-child as it goes), `reply.json` (written by the child, atomically, last), `stdout.log` and
-`stderr.log`. A reply is whole or absent.
-"""
+"""The messages between parent and child of a probe or a survey, and the stored measurement."""
 
 import reprlib
 from dataclasses import dataclass, field
@@ -26,8 +21,8 @@ OUTCOMES = (
     "stopped",
     "interrupted",
 )
-"""How a probe can end. `oom`: the device's memory ran out, `host_oom`: the host's. `stopped`: it
-could not win any more. `interrupted`: the run was ended."""
+"""The outcomes of a probe. `oom`: the device's memory ran out, `host_oom`: the host's. `stopped`:
+it could not win any more. `interrupted`: the run was ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +55,12 @@ class ProbeRequest(TrainerSpec):
 
     @property
     def process_limit_bytes(self) -> int | None:
-        """What the training may take beside it."""
+        """The limit of the training process itself, beside vLLM."""
         return None if (limit := self.memory_limit_bytes) is None else self.vllm.left_of(limit)
 
     @property
     def vllm(self) -> VllmShare:
-        """What vLLM will have; nothing where it has no bytes."""
+        """The memory that vLLM will have; nothing where it has no bytes."""
         return VllmShare(awake_bytes=self.vllm_bytes, asleep_bytes=self.vllm_asleep_bytes)
 
 
@@ -91,13 +86,13 @@ class SurveyRequest(Message):
     columns: dict[str, str] = field(default_factory=dict)
     """TRL's names of columns -> the data's."""
     planned: bool = False
-    """Whether nothing is going to be trained: a built-in shape may take the place of a model that
+    """True if nothing is going to be trained: a built-in shape may take the place of a model that
     the hub does not give, and nothing will be launched on the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(Message):
-    """Why a child could not go on.
+    """The failure of a child that could not go on.
 
     Attributes:
         knobs: that it is due to, whatever the others are; empty where that is not known.
@@ -112,7 +107,8 @@ class Failure(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Message):
-    """The stored record of one probe, good or bad. What is missing is None, and `reason` tells why.
+    """The stored record of one probe, good or bad. A missing figure is None, and `reason` tells
+    why.
 
     Times are seconds, sizes bytes. `micro_step_time_s` is the mean micro-step over the data's
     lengths (`micro_step_fixed_s + micro_step_per_token_s * tokens with padding`),
@@ -153,7 +149,7 @@ class Measurement(Message):
     tokens_per_step: float | None = None
     tokens_per_epoch: float | None = None
     before_training_s_per_token: float | None = None
-    """What is done once before the training, for each real token of the data (the reference of DPO,
+    """Seconds of work before the training, for each real token of the data (the reference of DPO,
     where it is computed beforehand); `tokens_per_s` has it spread over the whole training."""
     relative_uncertainty: float | None = None
     padding_share: float | None = None
@@ -164,8 +160,8 @@ class Measurement(Message):
     memory_limit_bytes: int | None = None
     missing_bytes: int | None = None
     host_peak_bytes: int | None = None
-    """What all processes took of the host together (`process/host_memory.py`); None: it was not
-    looked at, as on a CPU with one process, where it is the device."""
+    """The peak of all processes together on the host (`process/host_memory.py`); None: not
+    measured, as on a CPU with one process, where the host is the device."""
     host_loading_peak_bytes: int | None = None
     """The same until the first step began."""
     host_limit_bytes: int | None = None
@@ -180,11 +176,11 @@ class Measurement(Message):
     failure: dict[str, Any] | None = None
     processes: list[dict[str, Any]] = field(default_factory=list)
     engine: str | None = None
-    """What spread the training over several ranks, as it really ran; None: one process."""
+    """The engine that really spread the training over several ranks; None: one process."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    """Of each rank what it took; the worst of them is what the other fields say."""
+    """The figures of each rank; the other fields are those of the worst."""
     failed_rank: int | None = None
-    """The one that failed first."""
+    """The rank that failed first."""
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:

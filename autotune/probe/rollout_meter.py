@@ -1,6 +1,6 @@
 """Times the phases of a real online trainer, from inside the child, and takes the peak of each.
 
-Scoring is what a trainer does between generation and the first micro-step of a round
+Scoring is the work of a trainer between generation and the first micro-step of a round
 (log-probabilities of policy and reference, rewards); the update is each micro-step's forward and
 backward pass; the optimizer's step is the rest. Where each begins, the family knows. On a GPU the
 clock is read after a synchronisation. The order of cycles in a probe:
@@ -31,7 +31,7 @@ GENERATION, OPTIMIZER = "generation", "optimizer"
 
 
 class RolloutMeter(TrainerCallback):
-    """Is told when phases begin, and listens to the trainer's callbacks."""
+    """The clock of the phases: called when one begins, and by the trainer's callbacks."""
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class RolloutMeter(TrainerCallback):
         elsewhere: bool = False,
         ranks: Ranks = SINGLE_RANK,
     ):
-        """
+        """Time the cycles of a plan.
+
         Args:
             peak: the peak of all so far, by what is held when a generation begins. Bytes.
             elsewhere: whether something else will generate, and not this program.
@@ -73,7 +74,7 @@ class RolloutMeter(TrainerCallback):
         return trains.follow(trainer, self)
 
     def enter(self, phase: str) -> str:
-        """Count what comes next to `phase`, and return the phase before."""
+        """Count from now on to `phase`, and return the phase before."""
         now, previous = clock.now(), self._phase
         # What something else will generate with is not this program's.
         counts = previous != GENERATION or not self._elsewhere
@@ -85,7 +86,7 @@ class RolloutMeter(TrainerCallback):
         return previous
 
     def generated(self, rows: int, length: int) -> None:
-        """The completions must be as long as was planned.
+        """Check that the completions are as many and as long as was planned.
 
         Raises:
             RuntimeError: they are not.
@@ -97,7 +98,7 @@ class RolloutMeter(TrainerCallback):
             )
 
     def micro_step(self, loss: Any) -> None:
-        """A micro-step is done.
+        """Count a micro-step that is done.
 
         Raises:
             NotFinite: its loss is no finite number.
@@ -114,7 +115,7 @@ class RolloutMeter(TrainerCallback):
             self.gradient_norm = gradient_norm(model, lenient=lenient)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The first cycle begins."""
+        """Begin the first cycle."""
         self._memory.phase_peak()
         self._waited = clock.ProcessorWait(self._ranks.processes, args.dataloader_num_workers)
         self._begin_cycle(clock.now())
@@ -126,11 +127,11 @@ class RolloutMeter(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """The gradients are clipped."""
+        """Look at the gradients, which have been clipped."""
         self.before_step(model, lenient=args.fp16)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A whole optimizer step is done: a cycle may be, and the probe with it."""
+        """Note an optimizer step: it may complete a cycle, and the probe with it."""
         cycle, steps_over = divmod(state.global_step, self._rollout.steps)
         if steps_over:
             return

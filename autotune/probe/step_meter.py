@@ -82,7 +82,7 @@ def total_norm(gradients: list[Any]) -> float:
 
 
 class Schedule:
-    """Which micro-batch comes when, as positions in the plan (-1: the worst)."""
+    """The order of the micro-batches, as positions in the plan (-1: the worst)."""
 
     def __init__(self, plan: Any, accumulation: int):
         self.accumulation = accumulation
@@ -100,11 +100,11 @@ class Schedule:
 
 
 class StepMeter(TrainerCallback):
-    """Wraps one trainer's `training_step` and listens to its callbacks.
+    """The clock of one trainer: wraps its `training_step`, and is one of its callbacks.
 
     Args:
-        plan: a `Plan`, or what has the same micro-batches of rows that somebody else collates.
-        batching: None: of these the sizes are only seen.
+        plan: a `Plan`, or an object with the same micro-batches of rows, collated elsewhere.
+        batching: None: collated elsewhere, so that sizes are seen only.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class StepMeter(TrainerCallback):
         trainer.training_step = self._timed(trainer.training_step)
 
     def sizes(self, position: int, inputs: Any) -> tuple[int, int]:
-        """(tokens, tokens with padding) of a micro-batch.
+        """Return (tokens, tokens with padding) of a micro-batch.
 
         Raises:
             RuntimeError: it is not the one that was planned.
@@ -183,12 +183,12 @@ class StepMeter(TrainerCallback):
         return self._count >= WARM_UP_STEPS * self._schedule.accumulation
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The wait for the first batch begins."""
+        """Begin the wait for the first batch."""
         self._mark = clock.now()
         self._waited = clock.ProcessorWait(self._ranks.processes, args.dataloader_num_workers)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """All micro-batches of the step have been fetched."""
+        """End the wait for data: all micro-batches of the step have been fetched."""
         self._progress.tell("step", n=state.global_step)
         now = clock.now()
         if self._measuring:
@@ -207,7 +207,7 @@ class StepMeter(TrainerCallback):
             self.gradient_norm = gradient_norm(model, lenient=args.fp16)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A whole optimizer step is done: a round may be, and the probe with it."""
+        """Note an optimizer step: it may complete a round, and the probe with it."""
         now = clock.now()
         rounds, steps_over = divmod(
             state.global_step - WARM_UP_STEPS, self._schedule.steps_per_round
@@ -234,7 +234,7 @@ class StepMeter(TrainerCallback):
         return None if self._waited is None else self._waited.share
 
     def _estimate(self, step: int) -> None:
-        """What is known after `step` timed optimizer steps, for whoever watches.
+        """Report what is known after `step` timed optimizer steps.
 
         Not before each planned micro-batch was timed: on two of them alone, the speed of a
         candidate that groups rows by length was 40% off, and it was stopped though it was the best.

@@ -34,7 +34,7 @@ STALL_S, HUB_S = 60.0, 300.0
 
 
 def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = False) -> Facts:
-    """Facts of the job's model, data, device and stack; kept in the run folder.
+    """Return the facts of the job's model, data, device and stack; keep them in the run folder.
 
     A run that goes on keeps what it found of model and data; the device is looked at afresh.
 
@@ -71,7 +71,7 @@ def _known(run: RunFolder) -> Facts | None:
 
 
 def refuse_untried(job: Job) -> None:
-    """What can be planned on several devices, but not be trained by probes.
+    """Refuse a job that can be planned, but that probes cannot train.
 
     Raises:
         UserError: several machines.
@@ -126,14 +126,14 @@ def _survey_in_child(
 
 
 def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFacts]:
-    """Return what a survey's child replied.
+    """Return the facts that a survey's child replied.
 
     Args:
-        hint: what to do about a problem that says nothing of that.
+        hint: the next step for problems that name none.
 
     Raises:
         UserError: it found problems.
-        NONSENSE: it is no such reply.
+        NONSENSE: the reply is damaged.
     """
     problems = [
         Problem(where=where, what=what, hint=advice or hint)
@@ -147,7 +147,7 @@ def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFac
 def _without_answer(
     ending: Ending, folder: ChildFolder, most: int, *, keeps_log: bool
 ) -> AutotuneError:
-    """Return what is said of a survey that did not come to its end. The log of a plan is gone by
+    """Return the error of a survey that did not come to its end. The log of a plan is gone by
     then."""
     stages = [event["stage"] for event in ending.events if "stage" in event]
     stage = stages[-1] if stages else ""
@@ -172,8 +172,9 @@ def _without_answer(
 
 
 def _pinned_fields(job: Job) -> dict[str, Any]:
-    """Return pinned knobs that are fields: TRL judges the user's other fields beside them. How many
-    micro-batches make a step is searched: here as many as make whole groups of completions."""
+    """Return pinned knobs that are fields: TRL judges the user's other fields beside them. The
+    number of micro-batches of a step is searched: here as many as make whole groups of
+    completions."""
     fields = {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
     if GROUP not in METHODS[job.method].knobs:
         return fields
@@ -182,7 +183,7 @@ def _pinned_fields(job: Job) -> dict[str, Any]:
 
 
 def _check_test_split(job: Job, test_rows: int) -> None:
-    """The launch evaluates, so there must be something to evaluate on."""
+    """Refuse a launch that evaluates without a split to evaluate on."""
     if test_rows == 0:
         raise user_error(
             f"`eval_strategy: {job.training['eval_strategy']}` needs a split "

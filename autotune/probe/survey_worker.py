@@ -27,11 +27,12 @@ from autotune.process.progress import Progress
 MEANT_TO_BE_READ = (ValueError, OSError, ImportError)
 """Errors whose messages are sentences: a KeyError's is no more than the key."""
 _TELL_S = 1.0
-"""How often a moving bar is told of."""
+"""Seconds between two reports of a moving bar."""
 NO_SENTENCES = (json.JSONDecodeError, UnicodeError)
-"""Of these it is not known what was read, unless their names are told."""
+"""Errors whose message does not tell what was read: their class is named, too."""
 WORDS_MADE = 4096
-"""Of a tokenizer that is made: rows of stated lengths need few, and each process loads them all."""
+"""Words of a tokenizer that is made: rows of stated lengths need few, and each process loads
+all."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model")
 
 
@@ -73,19 +74,19 @@ def survey(path: Path) -> None:
 
 
 class _Stages:
-    """Which part of a job is looked at, told to who watches; what moves a bar tells it again."""
+    """The part of a job that is looked at, reported as progress, again as a bar of tqdm moves."""
 
     def __init__(self, progress: Progress) -> None:
         self.name = ""
         self._progress, self._told = progress, 0.0
         update = tqdm.update
 
-        def heard(bar: Any, n: float | None = 1) -> Any:
+        def update_and_report(bar: Any, n: float | None = 1) -> Any:
             if time.monotonic() - self._told > _TELL_S:
                 self.begin(self.name)
             return update(bar, n)
 
-        tqdm.update = heard
+        tqdm.update = update_and_report
 
     def begin(self, name: str) -> None:
         self.name, self._told = name, time.monotonic()
@@ -115,13 +116,13 @@ def _check_training(request: SurveyRequest, scratch: Path) -> None:
 
 
 def _trusts(request: SurveyRequest) -> bool:
-    """True if the job lets a model bring code of its own: only by `true`, no text is as good."""
+    """True only if `trust_remote_code` is the boolean true; the text "true" does not count."""
     return request.training.get("trust_remote_code") is True
 
 
 def _check_rewards(request: SurveyRequest) -> None:
-    """What rewards completions can be found. Only what is going to be trained imports a module of
-    the user's: a plan looks for its file."""
+    """Check that the rewards can be found. Only a job that is going to be trained imports modules
+    of the user: a plan looks for their files."""
     problems = []
     for name in request.reward_funcs:
         from autotune.training.online import reward_function
@@ -159,7 +160,7 @@ def _is_module(path: Path) -> bool:
 
 
 def _reward_model(request: SurveyRequest) -> tuple[str | None, bool]:
-    """(What `from_pretrained` takes of the reward model, if there is one; whether it is a built-in
+    """Return (what `from_pretrained` takes for the reward model, if any; True if it is a built-in
     shape)."""
     from autotune.facts.model_files import locate_model
 
@@ -171,7 +172,7 @@ def _reward_model(request: SurveyRequest) -> tuple[str | None, bool]:
 
 
 def _check_reward_model(request: SurveyRequest, path: str | None, policy: Any) -> None:
-    """What judges completions has one output; PPO shows it the policy's tokens, too."""
+    """Check that the reward model has one output, and for PPO that it knows the policy's tokens."""
     if path is None:
         return
     from autotune.facts.model import check_labels, model_config
@@ -265,7 +266,7 @@ def _word_level(vocabulary: int) -> Any:
 
 
 def _byte_level(vocabulary: int) -> Any:
-    """Words of one letter are a token each, with the space before them."""
+    """Return a tokenizer of bytes, to which a word of one letter is a token, with its space."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel as Decoder
     from tokenizers.models import BPE

@@ -4,6 +4,9 @@ The measured micro-batches are a few, spread over the data's lengths. Their time
 whole sample with the least model that fits them, `seconds = a + b * padded tokens` (a, b >= 0),
 calibrated to the measured total: time = model(sample) * measured / model(measured).
 Known error: attention grows faster than linearly with length, which the calibration averages over.
+
+An online trainer is timed in cycles (`training/rollout_plan.py`), which all do the same work, so
+that their spread is the noise.
 """
 
 import math
@@ -17,6 +20,8 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Two-sided 95% quantiles of Student's t at 1 to 10 degrees of freedom; beyond, 2."""
 LEAST_DOUBT = 0.03
 """However close its repeats, one probe is not known better than this against another one."""
+PHASES = ("generation", "scoring", "update")
+"""The phases of a cycle of an online trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +36,8 @@ class MicroStep:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done once before the training: seconds for each real token of the data, and how often
-    the training goes over the data afterwards."""
+    """The work before a training: seconds for each real token of the data, and how often the
+    training goes over the data afterwards."""
 
     seconds_per_token: float
     passes: float
@@ -54,7 +59,7 @@ def passes(config: Mapping[str, Any], global_batch: int, rows: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What a candidate achieves. Seconds; `relative_uncertainty` None: one reading only."""
+    """The speed of a candidate. Seconds; `relative_uncertainty` None: one reading only."""
 
     tokens_per_s: float
     step_time_s: float
@@ -91,7 +96,7 @@ def throughput(
     preparation: Preparation = NO_PREPARATION,
     processes: int = 1,
 ) -> Throughput:
-    """Throughput at `accumulation` micro-steps per optimizer step.
+    """Return the throughput at `accumulation` micro-steps per optimizer step.
 
     Args:
         steps: the timed micro-steps, each planned position at least once.
@@ -131,7 +136,7 @@ def throughput(
 
 
 def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(Fixed seconds, seconds per token): least squares with neither term negative."""
+    """Return (fixed seconds, seconds per token): least squares with neither term negative."""
     x_mean, y_mean = mean(x for x, _ in points), mean(y for _, y in points)
     variation = sum((x - x_mean) ** 2 for x, _ in points)
     if variation == 0:
@@ -146,7 +151,8 @@ def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def relative_uncertainty(readings: Mapping[int, Sequence[float]]) -> float | None:
-    """Half-width of a 95% interval around the summed time, from repeats of the same micro-batch.
+    """Return the half-width of a 95% interval around the summed time, from repeats of
+    micro-batches.
 
     The repeats of one position scatter around their mean with one relative standard deviation,
     pooled over positions; the half-width is Student's t times the standard error of the sum.
@@ -162,3 +168,59 @@ def relative_uncertainty(readings: Mapping[int, Sequence[float]]) -> float | Non
     error = sum((mean(seconds) / total) ** 2 / len(seconds) for seconds in readings.values())
     quantile = T_95[freedom - 1] if freedom <= len(T_95) else 2.0
     return quantile * sigma * math.sqrt(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleTime:
+    """Seconds of a cycle: of all of it, of each phase, and of its optimizer steps."""
+
+    seconds: float
+    generation_s: float
+    scoring_s: float
+    update_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSpeed:
+    """The speed of an online candidate; seconds of one optimizer step. Fields of `Measurement`."""
+
+    tokens_per_s: float
+    completions_per_s: float
+    step_time_s: float
+    generation_s: float
+    scoring_s: float
+    update_s: float
+    optimizer_step_time_s: float
+    tokens_per_step: float
+    relative_uncertainty: float | None
+
+    @property
+    def optimistic_tokens_per_s(self) -> float:
+        """The upper end of the interval, at least 3% up; twice the estimate without one."""
+        return optimistic(self.tokens_per_s, self.relative_uncertainty)
+
+
+def rollout_speed(
+    cycles: Sequence[CycleTime], *, steps: int, tokens: int, completions: int
+) -> RolloutSpeed:
+    """Return the speed of a candidate.
+
+    Args:
+        cycles: at least one.
+        steps: optimizer steps of a cycle.
+        tokens: of the prompts and completions of a cycle.
+        completions: of a cycle.
+    """
+    seconds = mean(cycle.seconds for cycle in cycles)
+    return RolloutSpeed(
+        tokens_per_s=tokens / seconds,
+        completions_per_s=completions / seconds,
+        step_time_s=seconds / steps,
+        generation_s=mean(cycle.generation_s for cycle in cycles) / steps,
+        scoring_s=mean(cycle.scoring_s for cycle in cycles) / steps,
+        update_s=mean(cycle.update_s for cycle in cycles) / steps,
+        optimizer_step_time_s=mean(cycle.optimizer_s for cycle in cycles) / steps,
+        tokens_per_step=tokens / steps,
+        relative_uncertainty=relative_uncertainty({0: [cycle.seconds for cycle in cycles]}),
+    )

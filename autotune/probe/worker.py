@@ -8,19 +8,25 @@ import os
 import time
 import traceback
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
 from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
 from autotune.probe.protocol import Failure, Measurement, ProbeRequest
-from autotune.probe.worker import train_offline, train_online
+from autotune.probe.throughput import Preparation, RolloutSpeed, Throughput, passes
 from autotune.process.messages import ChildFolder, write_json
 from autotune.process.out_of_memory import missing_on_host, phase_of
-from autotune.training.spec import Place
+from autotune.process.progress import Progress
+from autotune.training.spec import Place, Unsupported
+
+LAYOUT_KNOBS = ("attn_implementation", "padding_free", "packing", "dtype", "load_in_8bit")
+"""Knobs that decide whether rows without padding between them see each other."""
 
 
 class Stages:
-    """How long each stage took, and which one is running."""
+    """The stages of a probe: the seconds of each, and the current one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -28,14 +34,18 @@ class Stages:
         self._since = time.monotonic()
 
     def enter(self, name: str) -> None:
-        """The running stage ends, `name` begins."""
+        """End the current stage, and begin stage `name`."""
         now = time.monotonic()
         self.seconds[self.current] = round(now - self._since, 4)
         self.current, self._since = name, now
 
 
 def probe(folder: ChildFolder, request: ProbeRequest, place: Place | None = None) -> None:
-    """Train a candidate for a few steps and write the reply; `place`: as one of several ranks."""
+    """Train a candidate for a few steps and write the reply.
+
+    Args:
+        place: the place of this process, where it is one of several ranks.
+    """
     os.environ.update(request.environment)
     memory: CpuMemory | CudaMemory | None = None
     stages = Stages()
@@ -70,7 +80,7 @@ def _measure(
     stages: Stages,
     place: Place | None,
 ) -> Measurement:
-    """Return what a training that came to its end took; it may have been too much."""
+    """Return the measurement of a training that came to its end; it may have taken too much."""
     import torch
 
     torch.set_num_threads(request.threads)
@@ -79,7 +89,7 @@ def _measure(
 
         stages.enter("join")
         join(place, request.parsed_sharding, cuda=request.device_kind == "cuda")
-    train = train_online if METHODS[request.method].online else train_offline
+    train = _train_online if METHODS[request.method].online else _train_offline
     fields, speed = train(request, folder, memory, stages)
     figures = with_vllm(memory.figures(), request, fields.get("resident_bytes"))
     beyond_bytes = beyond_limit(figures["peak_memory_bytes"], request.memory_limit_bytes)
@@ -125,3 +135,141 @@ def _failed_measurement(
         failure=failure.plain(),
         **figures,
     )
+
+
+def _train_offline(
+    request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
+) -> tuple[dict[str, Any], Throughput]:
+    """Train a few steps on rows that hold all there is to learn; return fields of a measurement,
+    and its speed."""
+    from autotune.probe.step_meter import Schedule, StepMeter
+    from autotune.training.batch_plan import Rows, as_dataset, batching_of, plan
+    from autotune.training.ranks import Ranks
+    from autotune.training.registry import family
+
+    progress = Progress(folder.progress)
+    stages.enter("plan")
+    trains = family(request.method)
+    accumulation = request.config["gradient_accumulation_steps"]
+    # Gradients are in memory during the worst micro-batch exactly if there is one before it.
+    micro_steps = min(accumulation, 2)
+    ranks = Ranks.of(request, micro_steps)
+    training, model = _configured(
+        trains, request, ranks, folder.scratch, gradient_accumulation_steps=micro_steps
+    )
+    batching = batching_of(
+        request.method, request.config, global_batch=request.global_batch, seed=request.seed
+    )
+    rows = Rows(request.rows, request.method)
+    steps = plan(rows, batching, request.rows_total, sampled=request.rows_sampled)
+    schedule = Schedule(steps, micro_steps)
+    training.max_steps = schedule.steps
+    progress.tell("planned", micro_steps=len(schedule.order))
+    stages.enter("build")
+    batches = ranks.for_all_ranks(schedule.batches(steps))
+    trainer = trains.trainer(request, training, model, as_dataset(batches))
+    problem = trains.problem(trainer, batching)
+    if problem is not None:
+        raise Unsupported(problem, knobs=LAYOUT_KNOBS)
+    progress.tell("built")
+    preparation = _preparation(request, trains.before_training_s(trainer))
+    to_beat = request.to_beat_tokens_per_s
+    meter = StepMeter(
+        steps, schedule, batching, accumulation, progress, memory, to_beat, preparation, ranks
+    )
+    meter.attach(trainer)
+    stages.enter("train")
+    trainer.train()
+    assert meter.result is not None
+    return {
+        **_reply_fields(meter, ranks, trainer),
+        "micro_steps_measured": len(meter.steps),
+        "tokens_per_epoch": steps.tokens_per_epoch,
+        "before_training_s_per_token": preparation.seconds_per_token or None,
+    }, meter.result
+
+
+def _preparation(request: ProbeRequest, seconds_per_token: float) -> Preparation:
+    """Return the work before the training, and how often the job goes over the data after it."""
+    passes_over_data = passes(request.config, request.global_batch, request.rows_total)
+    return Preparation(seconds_per_token / request.parsed_sharding.num_processes, passes_over_data)
+
+
+def _train_online(
+    request: ProbeRequest, folder: ChildFolder, memory: CpuMemory | CudaMemory, stages: Any
+) -> tuple[dict[str, Any], RolloutSpeed]:
+    """Generate and train a few cycles; return fields of a measurement, and its speed."""
+    from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
+    from autotune.training.batch_plan import Rows, raw_rows
+    from autotune.training.ranks import Ranks
+    from autotune.training.registry import family
+    from autotune.training.rollout_plan import dealt_order, rollout_of, rollout_plan
+
+    progress = Progress(folder.progress)
+    stages.enter("plan")
+    trains = family(request.method)
+    ranks = Ranks.of(request)
+    rollout = rollout_of(request.config, devices=ranks.processes, seed=request.seed)
+    lengths = Rows(request.rows, request.method).longest
+    plan = rollout_plan(lengths, rollout, request.rows_total)
+    order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
+    training, model = _configured(trains, request, ranks, folder.scratch)
+    cycles = WARM_UP_CYCLES + MAX_CYCLES
+    training.max_steps = rollout.steps * cycles
+    progress.tell("planned", micro_steps=cycles * rollout.rounds * rollout.micro_steps)
+    stages.enter("build")
+    rows = raw_rows(request.rows).select(dealt_order(order, rollout, ranks.processes))
+    trainer = trains.trainer(request, training, model, rows)
+    progress.tell("built")
+
+    def peak(resident_bytes: int) -> int | None:
+        figures = with_vllm(memory.figures(), request, resident_bytes)
+        whole: int | None = figures["peak_memory_bytes"]
+        return whole
+
+    meter = RolloutMeter(
+        plan,
+        rollout,
+        memory,
+        progress,
+        request.to_beat_tokens_per_s,
+        peak=peak,
+        elsewhere=bool(request.config.get("use_vllm")),
+        ranks=ranks,
+    )
+    stages.enter("train")
+    with meter.follow(trains, trainer):
+        trains.train(trainer)
+    assert meter.result is not None
+    return {
+        **_reply_fields(meter, ranks, trainer),
+        "micro_steps_measured": meter.micro_steps,
+        "tokens_per_epoch": plan.tokens_per_epoch,
+        "generation_parts": getattr(getattr(trainer, "vllm_generation", None), "parts", None),
+        **meter.peaks,
+    }, meter.result
+
+
+def _configured(
+    trains: Any, request: ProbeRequest, ranks: Any, scratch: Path, **fields: Any
+) -> tuple[Any, Any]:
+    """Return the arguments of the method and of its model, as a rank of the probe has them.
+
+    Args:
+        trains: the method's `Family`.
+        ranks: the rank's `Ranks`.
+        fields: fields that this probe sets.
+    """
+    overrides = {**trains.overrides, **ranks.overrides, **fields, "output_dir": str(scratch)}
+    _, training, model = trains.parse({**request.config, **overrides}, scratch)
+    return training, model
+
+
+def _reply_fields(meter: Any, ranks: Any, trainer: Any) -> dict[str, Any]:
+    """Return fields of a measurement that a meter of any method knows."""
+    return {
+        "engine": ranks.checked_engine(trainer),
+        "last_loss": meter.last_loss,
+        "gradient_norm": meter.gradient_norm,
+        "processor_wait_share": meter.processor_wait_share,
+    }

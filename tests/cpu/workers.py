@@ -39,11 +39,10 @@ def one_step(path: Path) -> None:
 
 def brief(path: Path) -> None:
     """The probe, which has measured enough after a second."""
-    from autotune.probe import step_meter
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker, step_meter
 
     step_meter.ENOUGH_SECONDS = 1.0
-    group.probe(path)
+    ranks_worker.probe(path)
 
 
 ENGINE_SETTINGS = "engine.json"
@@ -55,7 +54,7 @@ def zero_as_it_is(path: Path) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
     from autotune.training.ranks import Ranks
 
     check, make = Ranks.checked_engine, DeepSpeedZeroOptimizer.setup_buckets
@@ -79,12 +78,12 @@ def zero_as_it_is(path: Path) -> None:
 
     Ranks.checked_engine = checked_engine  # type: ignore[method-assign]
     DeepSpeedZeroOptimizer.setup_buckets = setup_buckets
-    group.probe(path)
+    ranks_worker.probe(path)
 
 
 def zero_told_otherwise(path: Path) -> None:
     """A probe of several ranks, of which one takes another bucket than it was told."""
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
     from autotune.training.ranks import Ranks
 
     check = Ranks.checked_engine
@@ -95,7 +94,7 @@ def zero_told_otherwise(path: Path) -> None:
         return check(self, trainer)
 
     Ranks.checked_engine = checked_engine  # type: ignore[method-assign]
-    group.probe(path)
+    ranks_worker.probe(path)
 
 
 RANK_FAULTS = {
@@ -154,16 +153,16 @@ def rank_1_raises(path: Path) -> None:
 
 def with_a_taken_port(path: Path) -> None:
     """Two ranks where the rendezvous port that the surroundings name is somebody else's."""
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
 
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(somebody.getsockname()[1])}
-        group.probe(path)
+        ranks_worker.probe(path)
 
 
 def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
     """A probe of several ranks; in one of them something happens in its second optimizer step."""
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
     from autotune.probe.step_meter import StepMeter
 
     begin = StepMeter.on_step_begin
@@ -174,7 +173,7 @@ def _with_fault(path: Path, rank: int, fault: Callable[[], None]) -> None:
         begin(self, args, state, control, **kwargs)
 
     StepMeter.on_step_begin = on_step_begin  # type: ignore[method-assign]
-    group.probe(path)
+    ranks_worker.probe(path)
 
 
 class Stepped(Exception):
@@ -184,7 +183,7 @@ class Stepped(Exception):
 def notes_growth(path: Path) -> None:
     """Each rank writes down by how much its memory grew at most until the model was there, until
     the engine was, and after a first optimizer step; it goes no further."""
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
     from autotune.probe.step_meter import StepMeter
     from autotune.training.family import Family
 
@@ -213,7 +212,7 @@ def notes_growth(path: Path) -> None:
     Family.trainer = trainer  # type: ignore[method-assign]
     StepMeter.on_train_begin = on_train_begin  # type: ignore[method-assign]
     StepMeter.on_step_end = on_step_end  # type: ignore[method-assign]
-    group.probe(path)
+    ranks_worker.probe(path)
 
 
 def _no_room(*_: Any) -> None:
@@ -249,7 +248,7 @@ def a_data_worker_ends(path: Path) -> None:
     """A probe in which a process that loads data ends by itself, with no word."""
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
 
     trainer = os.getpid()
     collate = DataCollatorForLanguageModeling.torch_call
@@ -260,12 +259,12 @@ def a_data_worker_ends(path: Path) -> None:
         return collate(self, rows)
 
     DataCollatorForLanguageModeling.torch_call = torch_call  # type: ignore[method-assign]
-    group.probe(path)
+    ranks_worker.probe(path)
 
 
 def _after_a_step(path: Path, fault: Callable[[Any], Any]) -> None:
     """A probe with a fault that is put in after its first optimizer step."""
-    from autotune.probe.ranks import group
+    from autotune.probe import ranks_worker
     from autotune.probe.step_meter import StepMeter
 
     attach, end = StepMeter.attach, StepMeter.on_step_end
@@ -282,4 +281,4 @@ def _after_a_step(path: Path, fault: Callable[[Any], Any]) -> None:
 
     StepMeter.attach = attach_and_keep  # type: ignore[method-assign]
     StepMeter.on_step_end = on_step_end  # type: ignore[method-assign]
-    group.probe(path)
+    ranks_worker.probe(path)

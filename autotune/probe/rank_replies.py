@@ -1,8 +1,14 @@
-"""What several ranks say as one measurement: the worst of them counts. Pure."""
+"""What the ranks of a probe write, and one reply for all of them: the worst counts."""
 
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from autotune.process.messages import ChildFolder
+
+SILENT = "silent_rank.json"
+"""The file that names a rank which died without a reply; the probe's child then ends as it did."""
 PEAKS = (
     "peak_memory_bytes",
     "allocated_peak_bytes",
@@ -14,9 +20,21 @@ PEAKS = (
     "allocator_retries",
     "generation_parts",
 )
-OF_EACH = ("peak_memory_bytes", "allocated_peak_bytes", "tokens_per_s", "last_loss", "stages_s")
+RANK_FIELDS = ("peak_memory_bytes", "allocated_peak_bytes", "tokens_per_s", "last_loss", "stages_s")
 
 Reply = Mapping[str, Any]
+
+
+def rank_folder(path: Path, rank: int) -> ChildFolder:
+    """Return the folder of one rank of the probe in `path`."""
+    return ChildFolder(path=path / f"rank-{rank}")
+
+
+def clear_ranks(path: Path) -> None:
+    """Remove what an earlier probe in this folder left, so that it is not taken for this one's."""
+    (path / SILENT).unlink(missing_ok=True)
+    for folder in path.glob("rank-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def merged_reply(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -29,7 +47,7 @@ def merged_reply(replies: Sequence[Reply]) -> dict[str, Any]:
     peaks = {name: _maximum(replies, name) for name in PEAKS}
     beyond_limit = [reply for reply in replies if reply["outcome"] != "ok"]
     ranks = [
-        {"rank": rank, **{name: reply.get(name) for name in OF_EACH}}
+        {"rank": rank, **{name: reply.get(name) for name in RANK_FIELDS}}
         for rank, reply in enumerate(replies)
     ]
     if not beyond_limit:

@@ -5,6 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+
+from autotune.errors import UserError
+from autotune.probe.protocol import Measurement
 from autotune.probe.rank_replies import (
     SILENT,
     clear_ranks,
@@ -12,10 +15,7 @@ from autotune.probe.rank_replies import (
     merged_reply,
     rank_folder,
 )
-from autotune.probe.ranks_worker import RankEnding, first_of
-
-from autotune.errors import UserError
-from autotune.probe.protocol import Measurement
+from autotune.probe.ranks_worker import RankEnding, root_failure
 from autotune.probe.survey import refuse_untried
 from autotune.process.messages import ChildFolder
 from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
@@ -75,9 +75,9 @@ def test_the_first_failure_is_a_silent_death_or_the_earliest_reply(tmp_path: Pat
     folders = [ChildFolder(path=tmp_path / str(rank)) for rank in range(3)]
     late_ending = ending(0, folders, reply={"outcome": "crash"}, when=20)
     early = ending(1, folders, reply={"outcome": "unstable"}, when=10)
-    assert first_of([late_ending, early], folders) is early
+    assert root_failure([late_ending, early], folders) is early
     silent = ending(2, folders, signal=9)
-    assert first_of([late_ending, early, silent], folders) is silent
+    assert root_failure([late_ending, early, silent], folders) is silent
 
 
 def rollout(**changes):
@@ -167,7 +167,7 @@ def test_memory_that_ran_out_counts_before_what_died_of_it(tmp_path: Path):
     folders = [ChildFolder(path=tmp_path / str(rank)) for rank in range(2)]
     full = ending(1, folders, reply={"outcome": "oom"}, when=10)
     aborted = ending(0, folders, signal=6)
-    assert first_of([full, aborted], folders) is full
+    assert root_failure([full, aborted], folders) is full
 
 
 def test_the_rank_that_ends_furthest_above_its_limit_is_named():

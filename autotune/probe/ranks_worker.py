@@ -1,4 +1,4 @@
-"""The ranks of one probe: forked from the probe's child, watched by it, and told of as one.
+"""The ranks of one probe: forked from the probe's child, watched by it, and reported as one.
 
 The child that the forkserver made stays what its parent watches. Where a request asks for several
 processes it forks them and waits; they are of its session and group, so that whoever kills one
@@ -35,7 +35,7 @@ SETTLE_S = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnding:
-    """How a rank ended: by itself with an exit code, or by a signal."""
+    """The end of a rank: by itself with an exit code, or by a signal."""
 
     rank: int
     exit_code: int | None
@@ -66,13 +66,13 @@ def probe(path: Path) -> None:
         write_json(folder.reply, {**failure.reply, "failed_rank": failure.rank})
     else:
         write_json(path / SILENT, {"rank": failure.rank})
-        _end_alike(failure)
+        _end_like(failure)
 
 
 def _start(
     folder: ChildFolder, folders: list[ChildFolder], request: ProbeRequest
 ) -> dict[int, int]:
-    """Fork the ranks: the rank of each pid."""
+    """Fork the ranks; return the rank of each pid."""
     supervisor = os.getpid()
     ranks = {}
     with socket.create_server((HOST, 0)) as listener:
@@ -112,7 +112,7 @@ def _become_rank(supervisor: int, folder: ChildFolder, request: ProbeRequest, pl
 
 
 def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnding | None:
-    """Wait for all; with the first failure end the others, and say whose it was."""
+    """Wait for all ranks; with the first failure end the others, and return it."""
     running = dict(ranks)
     while running:
         pid, status = os.wait()
@@ -129,19 +129,15 @@ def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnd
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer, signal.SIGKILL)
                 os.waitpid(peer, 0)
-        return first_of([ending for ending in endings if not _is_well(ending)], folders)
+        return root_failure([ending for ending in endings if not _is_well(ending)], folders)
     return None
 
 
-def first_of(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEnding:
+def root_failure(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEnding:
     """Return the failure that the others followed: memory that ran out, whatever the others died
-    of; else a death without a word; else the earliest reply."""
+    of; else a death without a reply; else the earliest reply."""
     memory = ("oom", "host_oom")
-    full = [
-        ending
-        for ending in endings
-        if ending.reply is not None and ending.reply.get("outcome") in memory
-    ]
+    full = [ending for ending in endings if (ending.reply or {}).get("outcome") in memory]
     silent = [ending for ending in endings if ending.reply is None]
     if silent and not full:
         return silent[0]
@@ -164,7 +160,7 @@ def _is_well(ending: RankEnding) -> bool:
     return ending.reply is not None and "failure" in ending.reply and not ending.reply["failure"]
 
 
-def _end_alike(ending: RankEnding) -> None:
+def _end_like(ending: RankEnding) -> None:
     """End as the rank did, for the parent to name it."""
     if ending.signal is not None:
         with contextlib.suppress(OSError):  # of SIGKILL there is nothing to restore
