@@ -28,11 +28,6 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields is not None and fields[0] != "Z" else None
 
 
-def process_namespace() -> int:
-    """Return which numbers of processes we see: containers have numbers of their own."""
-    return Path("/proc/self/ns/pid").stat().st_ino
-
-
 def processor_seconds(pid: int) -> float | None:
     """Return the processor time that `pid` has used; None once it is gone."""
     fields = _stat(pid)
