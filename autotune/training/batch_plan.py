@@ -26,7 +26,7 @@ MEGA_BATCH = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a candidate makes micro-batches. `max_length` counts the tokens of a sequence."""
+    """A candidate's rules for micro-batches. `max_length` counts the tokens of a sequence."""
 
     method: str
     micro_batch: int
@@ -42,12 +42,12 @@ class Batching:
 
     @property
     def kind(self) -> RowKind:
-        """What a row is to the trainer."""
+        """The kind of row that the trainer takes."""
         return ROW_KINDS[self.method]
 
     @property
     def cut_to(self) -> int | None:
-        """Length to which rows are cut; some ways of packing keep what is beyond it."""
+        """Length to which rows are cut; None: some ways of packing keep the rest."""
         keeps_all = self.packing and self.packing_strategy != "bfd"
         return None if keeps_all else self.max_length
 
@@ -130,7 +130,7 @@ def plan(rows: "Rows", batching: Batching, rows_total: int, *, sampled: bool) ->
 
 
 def _sample_size(lengths: Sequence[int], batching: Batching) -> int:
-    """Return rows to draw: enough that a few micro-batches come of them, packed or not."""
+    """Return the number of rows to draw: enough for a few micro-batches, packed or not."""
     count = max(SAMPLE_ROWS, 2 * batching.micro_batch)
     if batching.packing and batching.max_length is not None:
         tokens = MIN_TIMED * batching.micro_batch * batching.max_length
@@ -176,7 +176,7 @@ def grouped_by_length(sample: list[Row], global_batch: int, rows_total: int) -> 
 
 
 def batch_size(batch: Sequence[Row], batching: Batching) -> tuple[int, int]:
-    """(tokens, tokens with padding) of a micro-batch as the collator forms it."""
+    """Return (tokens, tokens with padding) of a micro-batch as the collator forms it."""
     lengths = sequence_lengths(batch, batching)
     if batching.flat:
         padded, rows = sum(lengths), 1
@@ -187,7 +187,7 @@ def batch_size(batch: Sequence[Row], batching: Batching) -> tuple[int, int]:
 
 
 def timed_indices(sizes: Sequence[tuple[int, int]], micro_batch: int) -> list[int]:
-    """Return which micro-batches to time: at even quantiles of their padded size, enough for 16
+    """Return the micro-batches to time: at even quantiles of their padded size, enough for 16
     rows."""
     count = min(MAX_TIMED, max(MIN_TIMED, -(-TIMED_ROWS // micro_batch)))
     ranked = sorted(range(len(sizes)), key=lambda index: (sizes[index][1], index))
@@ -246,7 +246,7 @@ class Rows:
         self._rows: dict[int, Row] = {}
 
     def __getitem__(self, index: int) -> Row:
-        """Return a row, read once: each way to make micro-batches looks at much the same ones."""
+        """Return a row, read once: all ways to make micro-batches look at much the same rows."""
         if index not in self._rows:
             self._rows[index] = self._dataset[index]
         return self._rows[index]
@@ -273,7 +273,7 @@ class Rows:
 
 def raw_rows(rows: str) -> Any:
     """Return the untokenized rows beside the tokenized ones: online trainers tokenize as they go,
-    and what rewards may ask for any column."""
+    and rewards may ask for any column."""
     from datasets import load_from_disk
 
     from autotune.facts.data import RAW

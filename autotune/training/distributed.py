@@ -1,4 +1,4 @@
-"""One process as one of several ranks: the process group, and what really spread the training.
+"""One process as one of several ranks: the process group, and the engine that spread the training.
 
 On GPUs accelerate finds all it needs in the environment, as under `accelerate launch`. On the CPU
 it makes plain DDP of DeepSpeed and of FSDP where it is told `use_cpu`, and without that picks no
@@ -24,7 +24,7 @@ from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding, fsdp_nam
 from autotune.training.spec import Place
 
 TIMEOUT = timedelta(hours=1)
-"""Of a collective; who hangs is found and ended by the parent long before."""
+"""The limit of a collective; the parent finds and ends a rank that hangs long before."""
 STATE_IS_THERE = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
 """Fields of the trainer of a rank on the CPU, whose state is made before it. With `use_cpu`
 accelerate would make plain DDP of it."""
@@ -60,7 +60,7 @@ def join(place: Place, sharding: Sharding, *, cuda: bool) -> None:
 
 
 def state_on_cpu(sharding: Sharding, backend: str) -> None:
-    """accelerate's state of this rank. It takes FSDP for GPUs only, until it is told otherwise."""
+    """Make accelerate's state of this rank, and have it take FSDP on the CPU as if on GPUs."""
     PartialState(backend=backend)
     if sharding.distributed_type == FSDP:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -70,7 +70,7 @@ def engine_environment(sharding: Sharding, **fsdp_fields: Any) -> dict[str, str]
     """Return the variables by which `accelerate launch` chooses what spreads a training.
 
     Args:
-        fsdp_fields: fields of accelerate's `fsdp_config` that are to be others.
+        fsdp_fields: fields of accelerate's `fsdp_config` that replace the sharding's own.
     """
     if sharding.distributed_type == DEEPSPEED:
         return {"ACCELERATE_USE_DEEPSPEED": "true"}
@@ -93,7 +93,7 @@ def overrides(
 
 
 def all_agree(vote: bool) -> bool:
-    """True if all ranks want it; every rank has to ask, and gets the same answer."""
+    """True if all ranks agree; every rank has to call this, and gets the same answer."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     votes = torch.tensor([int(vote)], device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN)
@@ -131,7 +131,7 @@ def in_unison(trainer: Any) -> bool:
 
 
 def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
-    """Return settings that DeepSpeed's engine has otherwise than it was told, in words; None: none.
+    """Return in words the settings that DeepSpeed's engine did not take over; None: none.
 
     Args:
         zero: the section `zero_optimization` of its file.
@@ -147,7 +147,7 @@ def other_settings(trainer: Any, zero: Mapping[str, Any]) -> str | None:
 
 
 def _zero_settings(engine: Any, optimizer: Any) -> dict[str, Any]:
-    """Return what the engine works with, by the names of its file."""
+    """Return the settings with which the engine works, by the names of its file."""
     if engine.zero_optimization_stage() < 3:
         return {
             "overlap_comm": optimizer.overlap_comm,

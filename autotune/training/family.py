@@ -5,6 +5,8 @@ family puts its trainer together as TRL's script of that name does; so what a pr
 the bundle trains. The only differences are named in `overrides`.
 """
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +15,7 @@ import torch
 import transformers
 import trl
 import yaml
+from accelerate import init_empty_weights
 from trl import (
     DatasetMixtureConfig,
     ModelConfig,
@@ -25,7 +28,6 @@ from autotune.facts.model import model_class, model_config
 from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import FSDP
 from autotune.training.batch_plan import Batching
-from autotune.training.fsdp_loading import whole_on_first_rank
 from autotune.training.patching import require
 from autotune.training.quantized import (
     is_quantized,
@@ -71,7 +73,7 @@ class Models:
 
 
 class Family:
-    """How the trainers of one method are put together."""
+    """The recipe for the trainers of one method."""
 
     method: ClassVar[str]
     trainer_class: ClassVar[Any]
@@ -81,7 +83,7 @@ class Family:
     """Methods of TRL's trainer that are replaced or listened to."""
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
-        """(ScriptArguments, training arguments, ModelConfig) of a flat configuration.
+        """Return (ScriptArguments, training arguments, ModelConfig) of a flat configuration.
 
         Raises:
             ValueError: TRL or transformers refuse a field or a combination.
@@ -95,7 +97,7 @@ class Family:
         return script, training, model
 
     def training_arguments(self) -> Any:
-        """TRL's class of the training arguments."""
+        """Return TRL's class of the training arguments."""
         return getattr(trl, METHODS[self.method].config)
 
     def trainer(
@@ -154,8 +156,8 @@ class Family:
         )
 
     def quantization(self, model: ModelConfig, models: Models) -> Any:
-        """Return how the trainer is to load the base. What is made already has been quantised; some
-        trainers refuse to be told again."""
+        """Return how the trainer is to load the base; None where it is made already: then it has
+        been quantised, and some trainers refuse to be told again."""
         return quantization_of(model) if isinstance(models.policy, str) else None
 
     def policy(self, trainer: Any) -> Any:
@@ -167,12 +169,11 @@ class Family:
         trainer.train()
 
     def problem(self, trainer: Any, batching: Batching) -> str | None:
-        """Return why this trainer must not be used, though it runs; None: it may."""
+        """Return why this trainer must not be used although it runs; None: it may."""
         return None
 
     def before_training_s(self, trainer: Any) -> float:
-        """Return what is done once before the training, as seconds for each real token of the
-        data."""
+        """Return the seconds of work before the training, for each real token of the data."""
         return 0.0
 
     def random_model(
@@ -222,3 +223,25 @@ def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
 
 def _revision(spec: TrainerSpec, revision: str) -> dict[str, str]:
     return {} if Path(spec.model_path).exists() else {"revision": revision}
+
+
+def whole_on_first_rank(make: Callable[[str], Any]) -> Any:
+    """Return a model on the host, with weights on the first rank only; the others have untouched
+    room for them, until FSDP gives each its part.
+
+    transformers does the same with `fsdp_cpu_ram_efficient_loading`.
+
+    Args:
+        make: makes the model on a device.
+    """
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        return make("cpu")
+    with init_empty_weights(include_buffers=False):
+        model = make("cpu")
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                room = torch.empty_like(weight, device="cpu")
+                module._parameters[name] = torch.nn.Parameter(room, weight.requires_grad)
+    model.tie_weights()
+    return model

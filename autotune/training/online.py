@@ -1,11 +1,19 @@
-"""Candidates as real `trl.GRPOTrainer` and `trl.RLOOTrainer`: the policy writes what it learns of.
+"""Candidates as real `trl.GRPOTrainer` and `trl.RLOOTrainer`: the policy learns from its own texts.
 
 While a probe or a trace runs, every completion has its full length: the end-of-sequence token is
-not drawn before. What a launch takes and how long is at most that.
+not drawn before. A launch takes at most that memory and that time.
+
+Where a candidate generates with vLLM, the trainer takes vLLM's path with transformers' generation
+in its place (`StandIn`). All else is TRL's own: the trainer puts adapters and weights together for
+vLLM, scores the completions once more for vLLM's importance sampling, and trains. vLLM itself is
+not run. The completions come from the path that the trainer has without vLLM; the memory for it is
+given back before the training goes on.
 """
 
 import contextlib
+import gc
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,20 +24,27 @@ import torch
 import transformers
 import trl.rewards
 from trl import GRPOTrainer, ModelConfig, RLOOTrainer, get_peft_config
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
 from autotune.facts.model import model_config
+from autotune.process.out_of_memory import is_out_of_memory
+from autotune.training.distributed import in_unison
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
 from autotune.training.patching import replaced, require
-from autotune.training.spec import TrainerSpec
-from autotune.training.vllm_stand_in import on_vllms_path
+from autotune.training.spec import TrainerSpec, Unsupported
 
 OVERLONG = "get_soft_overlong_punishment"
+Ids = list[list[int]]
+TOO_LARGE = (
+    "transformers' generation, which takes vLLM's place in a probe, does not fit on ranks that "
+    "generate in step: what the training takes beside vLLM was not measured"
+)
 
 
 class OnlineFamily(Family):
-    """What the families of GRPO and RLOO have in common."""
+    """The common part of the families of GRPO and RLOO."""
 
     overrides = {
         **PROBE_OVERRIDES,
@@ -96,7 +111,7 @@ class OnlineFamily(Family):
 
     @contextlib.contextmanager
     def follow(self, trainer: Any, listener: "Listener") -> Iterator[None]:
-        """Tell `listener` for a while when the phases of a step begin, and what comes of them."""
+        """Tell `listener` within this block when the phases of a step begin, and their results."""
         generate, score = trainer._generate_single_turn, trainer._generate_and_score_completions
         train = trainer.training_step
 
@@ -131,20 +146,20 @@ class OnlineFamily(Family):
 
 
 class Listener(Protocol):
-    """Who is told what an online trainer does."""
+    """A listener to the phases of an online trainer."""
 
     def enter(self, phase: str) -> str:
-        """Count what comes next to `phase` (generation, scoring, update, or the rest of a step) and
-        return the phase before."""
+        """Count from now on to `phase` (generation, scoring, update, or the rest of a step); return
+        the phase before."""
 
     def generated(self, rows: int, length: int) -> None:
-        """`rows` completions have been generated, padded to `length` tokens."""
+        """Note that `rows` completions have been generated, padded to `length` tokens."""
 
     def micro_step(self, loss: Any) -> None:
-        """A forward and backward pass is done."""
+        """Note that a forward and backward pass is done."""
 
     def before_step(self, model: Any, *, lenient: bool) -> None:
-        """All gradients are there."""
+        """Note that all gradients are there."""
 
 
 class GrpoFamily(OnlineFamily):
@@ -164,7 +179,7 @@ class RlooFamily(OnlineFamily):
 
 
 def reward_functions(config: dict[str, Any]) -> list[Any]:
-    """Return what rewards completions, in the order of TRL's scripts: models by name, functions.
+    """Return the rewards of completions in the order of TRL's scripts: models by name, functions.
 
     Raises:
         ValueError: there is no such function.
@@ -221,3 +236,69 @@ def random_reward_model(path: str, training: Any, model: ModelConfig, device: st
     policy's data type and attention, as TRL loads it."""
     config = model_config(path, "reward", trust_remote_code=training.trust_remote_code)
     return from_config(config, path, "reward", model, device)
+
+
+class StandIn(VLLMGeneration):
+    """A stand-in for vLLM's part of an online trainer: transformers generate."""
+
+    def __init__(self, trainer: Any) -> None:
+        require(VLLMGeneration, "_iter_named_params")
+        require(type(trainer), "_generate_single_turn")
+        self.model, self.accelerator = trainer.model, trainer.accelerator
+        self._dist = getattr(trainer, "_dist", None)
+        self._trainer = trainer
+        self.parts = 1
+        """The largest number of parts into which a generation had to be divided."""
+        self._calls = 0
+
+    def sync_weights(self) -> None:
+        """Go over the weights as they would be given to vLLM, adapters merged."""
+        for _ in self._iter_named_params():
+            pass
+
+    def generate(
+        self, prompts: Ids, images: Any, num_generations: int, profiler: Any = None
+    ) -> tuple[Ids, Ids, Any, Any]:
+        """Return completions with, for each token, a log-probability that is as good as any."""
+        self._calls = 0
+        completions = self._halved(prompts)
+        self.parts = max(self.parts, self._calls)
+        torch.cuda.empty_cache()
+        even_logp = -math.log(self.model.config.get_text_config().vocab_size)
+        return prompts, completions, [[[even_logp]] * len(ids) for ids in completions], None
+
+    def _halved(self, prompts: Ids) -> Ids:
+        """Generate all at once; where that does not fit, one half after the other.
+
+        Raises:
+            Unsupported: it does not fit on a rank whose peers wait for it at every token.
+        """
+        try:
+            ids = self._by_transformers(prompts)
+            self._calls += 1
+            return ids
+        except (RuntimeError, MemoryError) as error:
+            if len(prompts) == 1 or not is_out_of_memory(error):
+                raise
+            if in_unison(self._trainer):
+                raise Unsupported(TOO_LARGE) from error
+        gc.collect()
+        torch.cuda.empty_cache()
+        half = len(prompts) // 2
+        return self._halved(prompts[:half]) + self._halved(prompts[half:])
+
+    def _by_transformers(self, prompts: Ids) -> Ids:
+        trainer = self._trainer
+        with replaced(trainer, "use_vllm", False):
+            output = type(trainer)._generate_single_turn(trainer, prompts, None, {})
+        ids: Ids = output[0] if isinstance(output, tuple) else output
+        return ids
+
+
+def on_vllms_path(trainer: Any) -> Any:
+    """Put a trainer that was made for transformers' generation on the path that it takes with
+    vLLM."""
+    trainer.vllm_generation = StandIn(trainer)
+    trainer.use_vllm = trainer.args.use_vllm = True
+    trainer._last_loaded_step = -1
+    return trainer

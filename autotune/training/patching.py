@@ -1,5 +1,5 @@
-"""Taking hold of something inside TRL or torch. What is taken hold of must be there: a version of
-TRL that has it no more is named, not worked around."""
+"""Hooks into TRL and torch. A hook has to be there: a version of TRL that has it no more is named,
+not worked around."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from autotune.facts.stack import version
 
 
 class MissingHook(RuntimeError):
-    """The installed TRL has something no more that probes or traces take hold of."""
+    """The installed TRL lacks a hook that probes or traces need."""
 
 
 def require(owner: Any, *names: str) -> None:
-    """All these names are in a module or a class of TRL's.
+    """Check that all these names are in a module or a class of TRL's.
 
     Raises:
         MissingHook: some are not; it names the versions.
@@ -29,10 +29,10 @@ def require(owner: Any, *names: str) -> None:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any, *, absent_too: bool = False) -> Iterator[None]:
-    """`owner.name` is `value` for a while.
+    """Set `owner.name` to `value` within this block.
 
     Args:
-        absent_too: whether the owner need not have it (a builtin, what only GPUs have).
+        absent_too: whether the owner may lack it (a builtin, or what only GPUs have).
     """
     # Of a class as it stands there: a static method asked for is a bare function.
     attributes = vars(owner) if isinstance(owner, type) or absent_too else {}

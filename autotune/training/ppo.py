@@ -1,6 +1,6 @@
 """Candidates as real `PPOTrainer` of TRL's experimental part, put together as the bundle does it.
 
-What its bundle launches is `train_ppo.py`: probes make their trainer with the same functions.
+Its bundle launches `train_ppo.py`; probes make their trainer with the same functions.
 While a probe or a trace runs, responses do not end early: no stop token is looked for.
 """
 
@@ -98,14 +98,14 @@ class PpoFamily(Family):
         return trainer.policy_model
 
     def train(self, trainer: Any) -> None:
-        """Train until the callbacks say that it is enough, which PPOTrainer does not ask."""
+        """Train until a callback asks for the end, which PPOTrainer does not look for."""
         trainer.add_callback(_Stop())
         with contextlib.suppress(_Enough):
             trainer.train()
 
     @contextlib.contextmanager
     def follow(self, trainer: Any, listener: Listener) -> Iterator[None]:
-        """Tell `listener` for a while when the phases of an update begin, and what comes of them.
+        """Tell `listener` within this block when the phases of an update begin, and their results.
 
         Raises:
             MissingHook: this TRL generates in another function.
@@ -160,7 +160,7 @@ class _Enough(Exception):
 
 
 class _Stop(TrainerCallback):
-    """The last of the callbacks."""
+    """The last of the callbacks, which ends the training."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave, where another one asked for it."""
@@ -169,7 +169,7 @@ class _Stop(TrainerCallback):
 
 
 def check_stop(token: Any, token_id: Any) -> None:
-    """What PPOTrainer says of stop tokens when it is models.
+    """Refuse stop tokens that PPOTrainer refuses once its models are made.
 
     Raises:
         ValueError: there is no such, or there are two.
@@ -181,8 +181,8 @@ def check_stop(token: Any, token_id: Any) -> None:
 
 
 def _reward_path(spec: TrainerSpec) -> str:
-    """Return where the job names none, reward and value model are taken to be of the policy's
-    shape."""
+    """Return the reward model's path; where the job names none, reward and value model are taken to
+    be of the policy's shape."""
     path: str = spec.config.get("reward_model_path") or spec.model_path
     return path
 

@@ -1,21 +1,26 @@
-"""Candidates as real `trl.DPOTrainer` and `trl.KTOTrainer`: a policy, held against a reference.
+"""Candidates as real `trl.DPOTrainer`, `trl.KTOTrainer` and `trl.RewardTrainer`: what learns from
+preferences.
 
-The reference is a model of its own; with LoRA the policy without its adapter; and with
-`precompute_ref_log_probs` nothing is kept of it during training.
+A policy is held against a reference: a model of its own; with LoRA the policy without its adapter;
+with `precompute_ref_log_probs` none during the training, as it is computed once before. A probe's
+data set holds the same few rows again and again: for each the reference is computed once, and
+    timed. A reward model is a classifier with one output, which does not tokenize tokenized rows
+    again.
 """
 
 from typing import Any
 
-from trl import DPOTrainer, KTOTrainer, ModelConfig
+from trl import DPOTrainer, KTOTrainer, ModelConfig, RewardTrainer
 
 from autotune.facts.row_formats import turned_by_one
+from autotune.job.methods import METHODS
+from autotune.process import clock
 from autotune.training.family import Family, Models
-from autotune.training.reference_logps import ReferenceOnce
 from autotune.training.spec import TrainerSpec
 
 
 class PreferenceFamily(Family):
-    """What the families of DPO and KTO have in common."""
+    """The common part of the families of DPO and KTO."""
 
     hooks = ("_prepare_dataset", "_precompute_ref_logps", "compute_ref_log_probs")
 
@@ -32,6 +37,56 @@ class PreferenceFamily(Family):
         return seconds
 
 
+class ReferenceOnce:
+    """A base class before one of TRL's trainers: its rows are tokenized already.
+
+    Attributes:
+        method: its columns take the reference.
+        reference_steps: (tokens, seconds) of each micro-batch that the reference was computed for.
+    """
+
+    method: str
+    reference_steps: list[tuple[int, float]]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.reference_steps = []
+        super().__init__(*args, **kwargs)
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Compute the reference of each row once; of none where the rows hold it."""
+        columns = METHODS[self.method].reference
+        if columns[0] in dataset.column_names:
+            return dataset
+        first: dict[str, int] = {}
+        places = [first.setdefault(repr(row), n) for n, row in enumerate(dataset)]
+        different = sorted(set(places))
+        parent: Any = super()
+        logps = parent._precompute_ref_logps(dataset.select(different), name, batch_size)
+        index_of = {place: n for n, place in enumerate(different)}
+        for column in set(columns) & set(logps.column_names):
+            values = logps[column][:]
+            dataset = dataset.add_column(column, [values[index_of[place]] for place in places])
+        return dataset
+
+    def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
+        """Compute as the trainer does, and time it."""
+        began = clock.now()
+        parent: Any = super()
+        result = parent.compute_ref_log_probs(model, inputs)
+        self.reference_steps.append((int(inputs["attention_mask"].sum()), clock.now() - began))
+        return result
+
+    def reference_s_per_token(self) -> float:
+        """Return seconds for each real token; the first micro-batch is left out, it warms up."""
+        timed_steps = self.reference_steps[1:] or self.reference_steps
+        return (
+            sum(s for _, s in timed_steps) / sum(n for n, _ in timed_steps) if timed_steps else 0.0
+        )
+
+
 class TokenizedDpoTrainer(ReferenceOnce, DPOTrainer):
     """A DPOTrainer on tokenized rows."""
 
@@ -39,7 +94,7 @@ class TokenizedDpoTrainer(ReferenceOnce, DPOTrainer):
 
 
 class TokenizedKtoTrainer(ReferenceOnce, KTOTrainer):
-    """A KTOTrainer on tokenized rows; who is compared with whom follows from their order."""
+    """A KTOTrainer on tokenized rows; their order decides which are compared."""
 
     method = "kto"
 
@@ -66,3 +121,10 @@ class KtoFamily(PreferenceFamily):
 
     method = "kto"
     trainer_class = TokenizedKtoTrainer
+
+
+class RewardFamily(Family):
+    """Reward modelling."""
+
+    method = "reward"
+    trainer_class = RewardTrainer

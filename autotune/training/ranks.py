@@ -1,7 +1,7 @@
-"""The ranks that share a candidate, and what a probe of several does otherwise.
+"""The ranks that share a candidate, and how a probe of several differs.
 
 Every rank trains on the same micro-batches: the data holds each of them once for every rank, and
-accelerate deals them out in turn. What ends a probe, ends it on all ranks in the same step.
+accelerate deals them out in turn. A probe ends on all ranks in the same step.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class AnotherEngine(Unsupported):
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """How many processes train the candidate, and what shards it over them."""
+    """The processes that train the candidate, and what shards it over them."""
 
     sharding: Sharding = field(default_factory=Sharding)
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -29,8 +29,11 @@ class Ranks:
 
     @classmethod
     def of(cls, spec: TrainerSpec, accumulation: int | None = None) -> Self:
-        """Return the processes of a training; `accumulation`: how many micro-steps the probe really
-        takes in an optimizer step, where those are not all."""
+        """Return the processes of a training.
+
+        Args:
+            accumulation: micro-steps that the probe takes in an optimizer step; None: all.
+        """
         sharding = spec.parsed_sharding
         if not sharding.in_group:
             return cls()
@@ -44,15 +47,15 @@ class Ranks:
 
     @property
     def processes(self) -> int:
-        """How many processes train."""
+        """The number of processes that train."""
         return self.sharding.num_processes
 
     def for_all_ranks(self, batches: Sequence[T]) -> list[T]:
-        """Micro-batches of one rank as the data of all."""
+        """Return the micro-batches of one rank as the data of all."""
         return [batch for batch in batches for _ in range(self.processes)]
 
     def all_agree(self, vote: bool) -> bool:
-        """True if all ranks want it; each of them has to ask."""
+        """True if all ranks agree; each of them has to call this."""
         if self.processes == 1:
             return vote
         from autotune.training.distributed import all_agree

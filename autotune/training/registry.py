@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "sft": ("sft", "SftFamily"),
-    "reward": ("reward", "RewardFamily"),
+    "reward": ("preference", "RewardFamily"),
     "dpo": ("preference", "DpoFamily"),
     "kto": ("preference", "KtoFamily"),
     "grpo": ("online", "GrpoFamily"),

@@ -1,4 +1,4 @@
-"""What parent and child say to each other of a verification: which data it goes through."""
+"""The messages between parent and child of a verification: its data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ class RehearsalRequest(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalReply(Message):
-    """What a verification will go through.
+    """The steps of a verification.
 
     Attributes:
         untimed: steps before the timed ones.

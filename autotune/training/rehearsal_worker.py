@@ -79,7 +79,7 @@ def _source(request: RehearsalRequest, method: str) -> Any:
 def _order(
     request: RehearsalRequest, batching: Batching, rows: Rows
 ) -> tuple[list[int], list[int]]:
-    """(row indices of all steps in order, row indices of the evaluation)."""
+    """Return (row indices of all steps in order, row indices of the evaluation)."""
     size, micro = batching.global_batch, batching.micro_batch
     usable = rows.usable(batching) or list(range(len(rows.lengths)))
     lengths = [rows.longest[index] for index in usable]
@@ -147,7 +147,7 @@ def _card(config: str | None) -> str:
 
 
 def _make_weights(request: RehearsalRequest, method: str) -> None:
-    """Random weights for a model folder of ours that has none; on the GPU where it has the room,
+    """Make random weights for a model folder of ours that has none; on the GPU if it has the room,
     as the host takes minutes for 7B."""
     if request.make_weights is None:
         return

@@ -27,7 +27,7 @@ from autotune.training.batch_plan import spread_over_lengths
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """How a candidate generates and trains; completions are counted on one device.
+    """A candidate's rules for generation and training; completions are counted on one device.
 
     Attributes:
         completions: completions of one generation.
@@ -171,8 +171,8 @@ def padded_tokens(plan: RolloutPlan, rollout: Rollout, lengths: Sequence[int]) -
 
 
 def dealt_order(order: Sequence[int], rollout: Rollout, processes: int) -> list[int]:
-    """Return the prompts of one device's rounds as those of all: each device gets the same ones,
-    where a group is divided among devices the same one."""
+    """Return the prompts of one device's rounds as those of all: each device gets the same prompts;
+    where a group is divided among devices, they share one."""
     if processes == 1:
         return list(order)
     count = -(-processes * rollout.completions // rollout.group)

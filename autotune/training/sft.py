@@ -32,7 +32,7 @@ class SftFamily(Family):
 
 
 def rows_see_each_other(trainer: SFTTrainer) -> bool:
-    """Whether, without padding, one row of a micro-batch changes what the model says of another.
+    """True if, without padding, one row of a micro-batch changes the model's answer to another.
 
     Flattened micro-batches of two rows differ in one token, first of the other row, then of the
     row itself; a row that is on its own answers to the second alone. A thousandth of its answer is
@@ -46,7 +46,7 @@ def rows_see_each_other(trainer: SFTTrainer) -> bool:
     positions = torch.arange(12, device=device).repeat(2)[None]
 
     def answer(changed: int | None) -> torch.Tensor:
-        """Logits of the second row, behind its first token."""
+        """Return the logits of the second row, behind its first token."""
         tokens = ids.clone()
         if changed is not None:
             tokens[:, changed] = (tokens[:, changed] + 1) % vocabulary

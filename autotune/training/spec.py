@@ -1,4 +1,4 @@
-"""What a trainer is made of, whoever makes it: a probe, a trace."""
+"""The description of a trainer, for a probe or a trace, and the place of its process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class TrainerSpec(Message):
 
     @property
     def parsed_sharding(self) -> Sharding:
-        """How the training is sharded over processes, of the plain fields in `sharding`."""
+        """The sharding over processes that the plain fields in `sharding` describe."""
         return Sharding(**self.sharding)
 
 

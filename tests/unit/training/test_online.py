@@ -11,7 +11,7 @@ def a_stand_in(trainer_function, engine=None, processes=1):
     """In place of vLLM in a trainer that fits two completions at once."""
     import torch
 
-    from autotune.training.vllm_stand_in import StandIn
+    from autotune.training.online import StandIn
 
     class Trainer:
         use_vllm = True
