@@ -1,4 +1,4 @@
-"""What can go wrong for a user, and how it is said.
+"""The problems of a user, and the messages for them.
 
 A message names the rule, what came, the choices and the next step. All problems of one file are
 collected and raised once. The exit codes are part of the interface: 0 done, 1 nothing fits, or a
@@ -25,8 +25,8 @@ EXIT_INTERRUPTED = 130
 CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What a terminal may obey: all but tabs and ends of lines, writing directions among it; and what
-no terminal can be sent."""
+"""Characters that a terminal may obey (all controls but tabs and ends of lines, and writing
+directions), and those that cannot be sent to one."""
 
 
 def visible(text: str) -> str:

@@ -8,7 +8,7 @@ _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _BYTES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 LEAST_WITHOUT_UNIT = 64 * 2**20
-"""A smaller size has to name its unit: nobody limits a training to so few bytes."""
+"""The smallest size without a unit: no training is limited to fewer bytes."""
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -47,7 +47,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(count: int | float) -> str:
-    """`1.25 GiB`, with three significant digits."""
+    """Return a size with three significant digits: `1.25 GiB`."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 999.5:
@@ -57,7 +57,7 @@ def format_bytes(count: int | float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`850 ms`, `12.3 s`, `4 min 10 s`, `3.2 h`."""
+    """Return a duration: `850 ms`, `12.3 s`, `4 min 10 s`, `3.2 h`."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 120:
@@ -68,7 +68,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_speed(tokens_per_s: float) -> str:
-    """`45k tokens/s`."""
+    """Return a speed: `45k tokens/s`."""
     if tokens_per_s < 1000:
         return f"{tokens_per_s:.3g} tokens/s"
     return f"{tokens_per_s / 1000:.3g}k tokens/s"

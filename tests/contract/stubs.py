@@ -131,11 +131,11 @@ def holds_and_sleeps(folder: Path) -> None:
 def loads_then_trains(folder: Path) -> None:
     """Holds much, then its first step begins, with little; it stays until it has been looked at."""
     data = hold(settings(folder)["loading"])
-    time.sleep(1.0)
+    time.sleep(0.6)
     del data
     progress(folder, b'{"event": "step", "n": 0}\n')
     data = hold(settings(folder)["training"])
-    time.sleep(1.0)
+    time.sleep(0.6)
     del data
 
 
@@ -148,7 +148,7 @@ def forks_while_holding(folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             touched = shared[:: resource.getpagesize()]
-            time.sleep(1.5)
+            time.sleep(0.8)
             os._exit(len(touched) % 2)
         children.append(pid)
     touched = shared[:: resource.getpagesize()]

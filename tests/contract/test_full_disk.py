@@ -79,6 +79,7 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.nightly("process")
 def test_a_plan_with_a_home_and_a_cache_that_are_full_answers_all_the_same(
     small_disk: Path, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ def test_shared_memory_counts_once_and_private_pages_for_each(stage: Stage, rank
 
 def test_a_program_that_a_child_has_started_does_not_count(stage: Stage) -> None:
     """A compiler, say: what it takes is no training's."""
-    ending = stage.run("starts_a_large_program", bytes=200 * MIB, host=HostMeter(None, ranks=False))
+    ending = stage.run("starts_a_large_program", bytes=100 * MIB, host=HostMeter(None, ranks=False))
     assert 0 < (ending.host.peak_bytes or 0) < INTERPRETER
 
 

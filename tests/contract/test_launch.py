@@ -10,10 +10,18 @@ import pytest
 from staging import still_running
 from stubs import hold
 
+from autotune.process import launch as launching
 from autotune.process.launch import LaunchReport, launch
 from autotune.process.processor_load import wait_share
 
 MIB = 2**20
+TERM_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def short_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that was asked to end is waited for a fifth of the usual time."""
+    monkeypatch.setattr(launching, "_TERM_S", TERM_S)
 
 
 def start(tmp_path: Path, *command: str, timeout_s: float = 30.0) -> LaunchReport:
@@ -95,18 +103,17 @@ def test_a_timeout_lets_a_launcher_end_the_workers_it_put_in_sessions_of_their_o
 ) -> None:
     """As torch's elastic launcher does, under `accelerate launch` on several devices."""
     script = f"""
-import signal, subprocess, sys
+import os, signal, subprocess
 worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
 def end(*_):
-    worker.kill()
-    worker.wait()
-    sys.exit(9)
+    os.kill(worker.pid, signal.SIGKILL)
+    os._exit(9)
 signal.signal(signal.SIGTERM, end)
 open({str(tmp_path / "pids")!r}, "w").write(str(worker.pid))
 worker.wait()
 """
     report = python(tmp_path, script, timeout_s=1.5)
-    assert report.timed_out
+    assert (report.timed_out, report.exit_code) == (True, 9)
     assert still_running(noted(tmp_path)) == []
 
 
@@ -124,9 +131,9 @@ def test_a_grandchild_that_holds_the_output_open_is_not_waited_for(
 
 
 def test_a_command_that_closes_its_output_early_is_waited_for(tmp_path: Path) -> None:
-    report = bash(tmp_path, "echo last words; exec >&- 2>&-; sleep 6; exit 3")
+    report = bash(tmp_path, "echo last words; exec >&- 2>&-; sleep 2; exit 3")
     assert (report.exit_code, report.timed_out) == (3, False)
-    assert report.seconds >= 6
+    assert report.seconds >= 2 > TERM_S
     assert texts(report) == ["last words"]
 
 

@@ -4,6 +4,7 @@ import os
 import random
 from pathlib import Path
 
+import pytest
 from staging import STUBS_PATH, Stage, still_running
 
 from autotune.process.server import ChildServer
@@ -21,6 +22,7 @@ def held(pid: int) -> tuple[int, int, int]:
     return files, int(fields["Threads"]), int(fields["VmRSS"].split()[0]) * 1024
 
 
+@pytest.mark.nightly("process")
 def test_three_hundred_faulty_children_leave_parent_and_server_flat(tmp_path: Path) -> None:
     rng, pids, seen = random.Random(5), [], {}
     with ChildServer(
