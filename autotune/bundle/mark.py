@@ -39,8 +39,8 @@ def _marked(name: str, text: str, mark: str) -> str:
         return f"{title}\n\n**{mark}**\n{rest}"
     comment = "".join(f"# {line}\n" for line in textwrap.wrap(mark, 98))
     if kind in (".sh", ".slurm"):
-        said = shlex.quote(f"{name}: {mark} (`autotune verify FOLDER` verifies it)")
-        text = text.replace(_START, f"{_START}echo {said} >&2\n", 1)
+        warning = shlex.quote(f"{name}: {mark} (`autotune verify FOLDER` verifies it)")
+        text = text.replace(_START, f"{_START}echo {warning} >&2\n", 1)
     first, end, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
     return f"{first}{end}{comment}{rest}"
 

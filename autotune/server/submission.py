@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError, Problem, UserError
 from autotune.facts.device_kinds import find_kind
 from autotune.job.job import Job
 from autotune.job.yaml_file import Path_, parse_yaml, to_yaml
-from autotune.server.access.job_rules import CONFIG, PLACES, beyond, refused
+from autotune.server.access.job_rules import CONFIG, PLACES, over_limits, refused_fields
 from autotune.server.access.untrusted import (
     MOST_TEXT,
     check_data,
@@ -96,11 +96,11 @@ def accepted(
         _refuse_foreign(data)
     except UserError as error:
         raise UserError(*error.problems, *problems) from None
-    rules = list(refused(data, allowed, plan=kind == "plan", config=config is not None))
+    rules = list(refused_fields(data, allowed, plan=kind == "plan", config=config is not None))
     judged = _judged(_without(data, [path for path, _ in rules]), positions, rules, config)
     job = judged.job
     if job is not None:
-        rules += beyond(job, allowed, kind, judged.unsound)
+        rules += over_limits(job, allowed, kind, judged.unsound)
     placed = [_placed(path, problem, positions) for path, problem in rules]
     if job is None or placed or judged.problems or problems:
         raise UserError(*[*placed, *judged.problems, *problems][:_MOST_PROBLEMS])

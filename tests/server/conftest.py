@@ -1,4 +1,5 @@
-"""A real service, as `autotune serve` starts it, with its worker beside it."""
+"""A real service, as `autotune serve` starts it, with its worker beside it: one of all tests that
+leave it as it was."""
 
 import contextlib
 import json
@@ -14,6 +15,11 @@ from typing import Any
 
 import pytest
 import requests
+from playwright.sync_api import Browser
+
+from autotune.server.serve import local_worker
+from tests.server.browser import launched
+from tests.server.finished_run import FinishedRun, finished_run
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -39,7 +45,7 @@ class Served:
 def served(
     base: Path, cache: Path, settings: Mapping[str, Any] | None = None, port: int = 0
 ) -> Iterator[Served]:
-    """A service in `base`, until its worker is there; SIGTERM ends it.
+    """A service in `base`, until its worker is there; SIGTERM ends it, and its worker with it.
 
     Args:
         settings: of server.yaml, besides the allowed folder.
@@ -80,6 +86,8 @@ def served(
             process.kill()
             process.wait()
             raise
+        assert process.returncode in (0, -signal.SIGKILL)  # a test may have killed it
+        assert process.returncode or local_worker(folder) is None
 
 
 def _answering(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> str:
@@ -95,8 +103,21 @@ def _answering(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> s
     raise AssertionError(log.read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service_url(tmp_path_factory: pytest.TempPathFactory, plan_cache: Path) -> Iterator[Served]:
-    """A service of this module's own."""
+    """A service that tests share, and that nobody needs a token for."""
     with served(tmp_path_factory.mktemp("service"), plan_cache) as service:
         yield service
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """A browser that tests share; beyond this package its event loop would be in the way."""
+    with launched() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A run that has ended, as its worker would send it."""
+    return finished_run(tmp_path_factory.mktemp("finished"))

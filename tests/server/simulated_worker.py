@@ -1,12 +1,15 @@
 """A simulated worker: it takes a run as one of a GPU would, and says what happened in it."""
 
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import requests
 
+from tests.cpu.conftest import LLAMA, write_model
 from tests.server.conftest import Served
+from tests.server.finished_run import FinishedRun
 
 GPU = {
     "name": "simulated:0",
@@ -35,6 +38,23 @@ SURVEYED = {
 }
 
 
+def run_job(service: Served, **fields: Any) -> str:
+    """A job for GPUs."""
+    model = service.models / "simulated"
+    if not model.exists():
+        write_model(model, LLAMA)
+    job = {
+        "model": str(model / "config.json"),
+        "dataset": {"lengths": {"max": 64}},
+        "global_batch_size": 4,
+        "max_length": 64,
+        "budget": {"probes": 4, "minutes": 5},
+        "devices": {"kind": "cuda"},
+        **fields,
+    }
+    return json.dumps(job, indent=1)
+
+
 @dataclass
 class SimulatedWorker:
     """Takes one run, and says what happens in it."""
@@ -43,23 +63,42 @@ class SimulatedWorker:
     work: dict[str, Any] = field(default_factory=dict)
     said: int = 0
 
-    def ask(self, job: str) -> str:
-        """Ask for a run, take it, and say its path."""
+    def ask(self, **fields: Any) -> str:
+        """Ask for a run that the service's own worker has no device for, take it, and say its
+        path."""
+        job = run_job(self.service, **fields)
         answer = requests.post(f"{self.service.url}/api/v1/runs", json={"job": job}, timeout=60)
         answer.raise_for_status()
+        return self.take()
+
+    def take(self) -> str:
+        """Take the run that waits, and say its path."""
         self.work = self._call("POST", "lease", json={"worker": GPU, "kinds": ["run"]})
+        self.said = 0
         return f"/runs/{self.work['id']}"
 
     def say(self, kind: str, **data: Any) -> None:
         """Something happens."""
-        line = {"utc": time.time(), "kind": kind, "data": data}
+        self._send([(kind, data)])
+
+    def replay(self, run: FinishedRun) -> str:
+        """Ask for a run, let happen all that happened in another, and say its path."""
+        path = self.ask()
+        self._send(run.events)
+        for name, content in run.files.items():
+            self.keep_file(name, content)
+        self.end(0, result=run.result)
+        return path
+
+    def _send(self, events: list[tuple[str, dict[str, Any]]]) -> None:
+        lines = [{"utc": time.time(), "kind": kind, "data": data} for kind, data in events]
         body = {"worker": GPU["name"], "attempt": self.work["attempt"], "source": "events"}
         self._call(
             "POST",
             f"works/{self.work['id']}/events",
-            json={**body, "first": self.said, "lines": [line]},
+            json={**body, "first": self.said, "lines": lines},
         )
-        self.said += 1
+        self.said += len(lines)
 
     def probe(self, number: int, outcome: str, knobs: dict[str, Any], **measured: Any) -> None:
         """A probe begins and ends."""

@@ -1,11 +1,10 @@
-"""What only the real process shows: where it listens, who may call, what it leaves behind, how it
-ends, and that it waits for nobody."""
+"""What only the real process shows: where it listens, who may call, what it leaves behind, and that
+it waits for nobody."""
 
 import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -20,9 +19,14 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from autotune.errors import MachineError, UserError
 from autotune.server.access.requests import HEADERS, HEADERS_S
-from autotune.server.serve import local_worker
-from tests.server.conftest import ROOT, Served, served
+from autotune.server.access.tokens import Tokens
+from autotune.server.serve import _serve, local_worker
+from autotune.server.service import DATABASE
+from autotune.server.settings import load_settings
+from autotune.server.store.database import open_database, sqlite_url
+from tests.server.conftest import ROOT, Served
 from tests.server.restarts import until
 
 SERVE = [sys.executable, "-m", "autotune", "serve"]
@@ -37,50 +41,39 @@ def autotune_serve(folder: Path, *arguments: str) -> "subprocess.CompletedProces
     )
 
 
-def token_of(folder: Path, *arguments: str) -> str:
-    done = autotune_serve(folder, "--add-token", *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 @pytest.fixture(scope="module")
-def service(
-    tmp_path_factory: pytest.TempPathFactory, plan_cache: Path
-) -> Iterator[tuple[Served, dict[str, str]]]:
-    """A service with tokens, and these."""
-    base = tmp_path_factory.mktemp("access")
-    folder = base / "service"
-    folder.mkdir()
-    tokens = {"user": token_of(folder, "ada"), "worker": token_of(folder, "w", "--worker")}
-    with served(base, plan_cache) as running:
-        yield running, tokens
-        _check_left(running, tokens)
-
-
-def _check_left(running: Served, tokens: dict[str, str]) -> None:
-    """SIGTERM ends it, with its worker, and no token is in anything that it left."""
-    running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(120) == 0
-    assert local_worker(running.folder) is None
-    for name in tokens.values():
-        for file in running.folder.parent.rglob("*"):
-            if file.is_file():
-                assert name.encode() not in file.read_bytes(), file
+def service(service_url: Served) -> Iterator[tuple[Served, dict[str, str]]]:
+    """A service with tokens, and these: nothing that it writes meanwhile has one of them."""
+    database = open_database(sqlite_url(service_url.folder / DATABASE))
+    known = Tokens(database)
+    tokens = {"user": known.add("ada", "user"), "worker": known.add("w", "worker")}
+    yield service_url, tokens
+    for file in service_url.folder.parent.rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        assert not [name for name in tokens.values() if name.encode() in content], file
+    for name in ("ada", "w"):
+        known.remove_named(name)
+    database.close()
 
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.2", ""])
-def test_it_does_not_listen_to_others_without_a_token(tmp_path: Path, host: str) -> None:
+def test_it_does_not_listen_to_others_without_a_token(tmp_path: Path) -> None:
     folder = tmp_path / "service"
-    done = autotune_serve(folder, "--host", host, "--port", "0")
+    done = autotune_serve(folder, "--add-token", "w", "--worker")
+    assert done.returncode == 0, done.stderr
+    done = autotune_serve(folder, "--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 2
     assert "nobody needs a token" in done.stderr and "--add-token" in done.stderr
     assert not (folder / "address").exists()
-    token_of(folder, "w", "--worker")
-    assert autotune_serve(folder, "--host", host, "--port", "0").returncode == 2
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.2", ""])
+def test_every_other_address_needs_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UserError, match="nobody needs a token"):
+        _serve(load_settings(None, {"host": host, "port": 0}), tmp_path)
 
 
 def test_it_listens_at_this_machine_alone(service: tuple[Served, dict[str, str]]) -> None:
@@ -185,6 +178,7 @@ def test_an_upload_of_nobody_is_refused_before_it_comes(
     assert got.startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.nightly("service")
 def test_a_head_that_does_not_come_is_not_waited_for(
     service: tuple[Served, dict[str, str]],
 ) -> None:
@@ -199,9 +193,9 @@ def test_a_head_that_does_not_come_is_not_waited_for(
 def test_a_second_service_does_not_take_the_port(
     service: tuple[Served, dict[str, str]], tmp_path: Path
 ) -> None:
-    port = str(urlsplit(service[0].url).port)
-    done = autotune_serve(tmp_path / "other", "--port", port)
-    assert done.returncode == 3 and "cannot listen" in done.stderr
+    port = urlsplit(service[0].url).port
+    with pytest.raises(MachineError, match="cannot listen"):
+        _serve(load_settings(None, {"port": port}), tmp_path)
 
 
 def test_the_log_is_a_json_object_a_line_with_an_id_each(
@@ -233,6 +227,7 @@ def test_the_service_leaves_cores_to_what_its_worker_runs(
     assert os.getpriority(os.PRIO_PROCESS, running.process.pid) == 15
 
 
+@pytest.mark.nightly("service")
 def test_the_steps_of_the_image_install_a_service_that_runs() -> None:
     """And the unit is verified, where systemd-analyze is here."""
     check = ROOT / "scripts" / "service" / "check"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune import client
 from autotune.cli.remote import unpack
 from autotune.client import TOKEN, Client
 from autotune.errors import MachineError, UserError
@@ -31,7 +32,9 @@ class Fake:
 
 
 @pytest.fixture
-def fake() -> Iterator[Fake]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
+
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

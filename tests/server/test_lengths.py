@@ -67,6 +67,7 @@ def worked_off(task: LengthsTask) -> dict[str, bytes]:
     return shelf.files
 
 
+@pytest.mark.nightly("service")
 def test_each_length_has_its_peaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan_cache: Path
 ) -> None:
@@ -79,7 +80,10 @@ def test_each_length_has_its_peaks(
     assert all(peaks[size, 64] < peaks[size, 128] for size in (2, 4))
 
 
-def test_a_plan_of_a_length_has_the_limits_of_plans(tmp_path: Path) -> None:
+def test_a_plan_of_a_length_has_the_limits_of_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARES", (1.0,))
     assert worked_off(task_in(tmp_path, memory_bytes=2**20)) == {}
 
 

@@ -24,6 +24,8 @@ from tests.server.conftest import ROOT, served
 from tests.server.postgresql import running
 from tests.server.restarts import Processes, heard, small_job, until
 
+pytestmark = pytest.mark.nightly("service")
+
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:

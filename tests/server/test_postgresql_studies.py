@@ -24,6 +24,9 @@ SPACE = make_space(make_job())
 PASSWORD = "a-word-nobody-may-see"
 
 
+pytestmark = pytest.mark.nightly("service")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgreSQL]:
     with running() as server:

@@ -1,42 +1,37 @@
 """The page of a report in a real browser: from disk, and from a service under its policy."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 from playwright.sync_api import Browser, Page, expect
 
-from autotune.report.gather import content_of
 from autotune.report.html import html_report
-from autotune.run.past_run import reopen
-from tests.cpu.conftest import LLAMA, write_model
-from tests.server.browser import breaches, launched, opened, overflow
+from tests.guards import some_of
+from tests.server.browser import breaches, opened, overflow
 from tests.server.conftest import Served
+from tests.server.finished_run import FinishedRun
 from tests.server.simulated_worker import SimulatedWorker
-from tests.unit.past_run import make_whole_run
 from tests.unit.report.hostile import hostile
 
 PLOTS = 6
-WIDTHS = (360, 768, 1200, 1600)
+EACH_TIME = [("plain", "light", (360, 1200)), ("hostile", "dark", (360, 1200))]
+ALL = [(name, scheme, (360, 768, 1200, 1600)) for name in ("plain", "hostile")
+       for scheme in ("light", "dark")]  # fmt: skip
+"""Which report, in which colours, at which widths."""
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def reports(tmp_path_factory: pytest.TempPathFactory, finished: FinishedRun) -> dict[str, Path]:
     """A report as it is, and one in which every text is hostile."""
     folder: Path = tmp_path_factory.mktemp("reports")
-    content = content_of(reopen(make_whole_run(folder).path))
-    pages = {"plain": html_report(content), "hostile": html_report(hostile(content))}
+    pages = {
+        "plain": finished.files["report.html"],
+        "hostile": html_report(hostile(finished.content)).encode(),
+    }
     files = {name: folder / f"{name}.html" for name in pages}
     for name, file in files.items():
-        file.write_text(pages[name], encoding="utf-8")
+        file.write_bytes(pages[name])
     return files
 
 
@@ -64,16 +59,16 @@ def cut_texts(page: Page) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("name", ["plain", "hostile"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("case", some_of([*EACH_TIME, *ALL], EACH_TIME, "service"), ids=str)
 def test_it_draws_from_disk_at_every_width(
-    browser: Browser, reports: dict[str, Path], name: str, scheme: str
+    browser: Browser, reports: dict[str, Path], case: tuple[str, str, tuple[int, ...]]
 ) -> None:
     """At the end `opened` asserts that nothing was complained of and no host was asked."""
+    name, scheme, widths = case
     with opened(browser, reports[name].as_uri(), color_scheme=scheme) as page:
         page.goto(reports[name].as_uri())
         drawn(page)
-        for width in WIDTHS:
+        for width in widths:
             page.set_viewport_size({"width": width, "height": 900})
             inner = page.locator("main section").first.bounding_box()
             assert inner is not None and inner["width"] <= width
@@ -125,18 +120,8 @@ def test_on_paper_it_is_light_and_as_wide_as_the_paper(
 
 def uploaded(service: Served, page: bytes) -> str:
     """The path of a run's report, as a worker has sent it."""
-    model = service.models / "simulated"
-    if not model.exists():
-        write_model(model, LLAMA)
     worker = SimulatedWorker(service)
-    job = {
-        "model": str(model / "config.json"),
-        "dataset": {"lengths": {"max": 64}},
-        "global_batch_size": 4,
-        "max_length": 64,
-        "devices": {"kind": "cuda"},  # which the service's own worker has none of
-    }
-    path = worker.ask(json.dumps(job))
+    path = worker.ask()
     worker.keep_file("report.html", page)
     worker.end(0)
     return f"{path}/report"
@@ -145,14 +130,13 @@ def uploaded(service: Served, page: bytes) -> str:
 def test_a_service_shows_it_under_a_policy_of_its_own(
     browser: Browser, reports: dict[str, Path], service_url: Served
 ) -> None:
-    for name in ("plain", "hostile"):
-        path = uploaded(service_url, reports[name].read_bytes())
-        with opened(browser, service_url.url) as page:
-            page.goto(path.removesuffix("/report"))
-            page.goto(path)
-            drawn(page)
-            assert page.evaluate("origin") == "null"
-            assert page.locator("table").count() > PLOTS
+    path = uploaded(service_url, reports["hostile"].read_bytes())
+    with opened(browser, service_url.url) as page:
+        page.goto(path.removesuffix("/report"))
+        page.goto(path)
+        drawn(page)
+        assert page.evaluate("origin") == "null"
+        assert page.locator("table").count() > PLOTS
 
 
 def test_a_hostile_page_is_confined(browser: Browser, service_url: Served) -> None:

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from autotune.client import Client, Work
@@ -48,6 +49,7 @@ def submit(client: Client, kind: Any, **changes: Any) -> Work:
     return client.submit(kind, json.loads(job), model_config_json=config, **options)
 
 
+@pytest.mark.nightly("service")
 def test_no_page_and_no_answer_names_a_folder_of_the_service(
     tmp_path: Path, plan_cache: Path
 ) -> None:
@@ -70,7 +72,7 @@ def test_no_page_and_no_answer_names_a_folder_of_the_service(
         plan = client.wait(submit(client, "plan"))
         assert (plan["outcome"], "bundle.zip" in plan["files"]) == ("fits", True)
         assert_no_path(service, plan)
-        failed = [client.wait(submit(client, kind, hidden_act="no")) for kind in ("run", "plan")]
-        assert [work["state"] for work in failed] == ["failed", "failed"]
-        for work in failed:
-            assert_no_path(service, work)
+        for kind in ("run", "plan"):
+            failed = client.wait(submit(client, kind, hidden_act="no"))
+            assert failed["state"] == "failed"
+            assert_no_path(service, failed)

@@ -1,6 +1,6 @@
-"""The whole of it: a service, its worker, and real runs, of which each part dies once.
+"""The whole of it: a service, its worker, and real runs; nightly, each part of it dies once.
 
-The tests share a service, which goes from one to the next as it is left.
+The nightly tests share a service, which goes from one to the next as it is left.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from autotune.client import Event, Work
 from autotune.errors import UserError
 from autotune.server.worker.output import Shown
 from tests.cpu.conftest import LLAMA, Command, write_model
+from tests.server.conftest import Served
 from tests.server.restarts import LONG_S, Keeper, Processes, heard, small_job, until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "client.md"
@@ -59,34 +60,32 @@ def assert_complete(events: list[Event], folder: Path) -> None:
     assert [{k: v for k, v in one.items() if k != "number"} for one in told] == json.loads(written)
 
 
-def test_the_documented_program_gets_a_verified_bundle_whatever_dies_meanwhile(
-    service: Keeper, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def documented(
+    url: str, job: str, folder: Path, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The names that the documented program ends with, in a folder; `meanwhile` is called then."""
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), flags=re.DOTALL)
     assert code.count("http://127.0.0.1:8642") == 1
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    (folder / "job.yaml").write_text(job, encoding="utf-8")
     names: dict[str, Any] = {}
-    with ThreadPoolExecutor(1) as threads:
-        url = service.now.url
+    with contextlib.chdir(folder), ThreadPoolExecutor(1) as threads:
         program = threads.submit(exec, code.replace("http://127.0.0.1:8642", url), names)
-        run = until(lambda: service.client.list("run")["items"], "a run")[0]
-        goes_on_without_its_service(service, run)
-        returns_to_the_queue_with_its_service(service, run)
-        is_taken_again_when_its_worker_dies(service, run)
+        meanwhile()
         program.result(LONG_S)
+    return names
+
+
+def assert_documented(names: dict[str, Any], works: Path, out: str) -> list[Event]:
+    """The program's run has a bundle, and it heard all of it; the events of its run."""
     client, run, plan = names["client"], names["run"], names["plan"]
-    assert (run["state"], run["outcome"], run["attempt"]) == ("done", "recommended", 3)
+    assert (run["state"], run["outcome"]) == ("done", "recommended")
     verification = run["result"]["verification"]
     # Beside other tests the speed of a launch may be another than that of its probe.
     speed_alone = verification["only_too_slow"] or verification["only_too_fast"]
     assert run["exit_code"] == 0 or speed_alone, verification
     events = list(client.follow(run))
-    assert_complete(events, service.folder(run))
-    probes = [event["data"]["probe"] for event in events if event["kind"] == "probing"]
-    assert probes.count(0) == 1, "what was measured is kept"
+    assert_complete(events, works / run["id"])
     told = [event["data"]["text"] for event in events if event["kind"] == "line"]
-    out = capsys.readouterr().out
     assert out.startswith("\n".join(told)), "the program heard each line, once"
     assert plan["text"] in out and str(run["result"]["knobs"]) in out and client.report(run) in out
     archive = zipfile.ZipFile(io.BytesIO(client.bundle(run)))
@@ -94,6 +93,34 @@ def test_the_documented_program_gets_a_verified_bundle_whatever_dies_meanwhile(
     assert b"\noutput_dir: output\n" in archive.read("bundle/sft_config.yaml"), "not into ours"
     # The plan was made beside the run, for a GPU that is not there.
     assert plan["started"] < run["ended"] and plan["outcome"] == "fits" and "H200" in plan["device"]
+    return events
+
+
+def test_the_documented_program_gets_a_verified_bundle(
+    service_url: Served, tmp_path: Path, capsys: Any
+) -> None:
+    job = small_job(write_model(service_url.models / "documented", LLAMA), probes=1)
+    names = documented(service_url.url, job, tmp_path)
+    assert names["run"]["attempt"] == 1
+    assert_documented(names, service_url.folder / "works", capsys.readouterr().out)
+
+
+@pytest.mark.nightly("service")
+def test_it_does_whatever_dies_meanwhile(
+    service: Keeper, job: str, tmp_path: Path, capsys: Any
+) -> None:
+    def deaths() -> None:
+        run = until(lambda: service.client.list("run")["items"], "a run")[0]
+        goes_on_without_its_service(service, run)
+        returns_to_the_queue_with_its_service(service, run)
+        is_taken_again_when_its_worker_dies(service, run)
+
+    names = documented(service.now.url, job, tmp_path, deaths)
+    assert names["run"]["attempt"] == 3
+    out = capsys.readouterr().out
+    events = assert_documented(names, service.now.folder / "works", out)
+    probes = [event["data"]["probe"] for event in events if event["kind"] == "probing"]
+    assert probes.count(0) == 1, "what was measured is kept"
 
 
 def goes_on_without_its_service(service: Keeper, run: Work) -> None:
@@ -134,6 +161,7 @@ def is_taken_again_when_its_worker_dies(service: Keeper, run: Work) -> None:
     assert service.worker() != worker
 
 
+@pytest.mark.nightly("service")
 def test_runs_wait_for_each_other_and_can_be_cancelled_at_any_time(
     service: Keeper, job: str
 ) -> None:
@@ -155,6 +183,7 @@ def test_runs_wait_for_each_other_and_can_be_cancelled_at_any_time(
         client.cancel(first)
 
 
+@pytest.mark.nightly("service")
 def test_the_command_line_says_what_the_service_does(
     service: Keeper, job: str, autotune: Command
 ) -> None:
@@ -196,6 +225,7 @@ def test_the_command_line_says_what_the_service_does(
     assert "is not under a folder that jobs over HTTP may name" in said
 
 
+@pytest.mark.nightly("service")
 def test_what_is_deleted_is_gone_and_a_plan_that_takes_too_much_memory_says_so(
     service: Keeper, job: str, autotune: Command
 ) -> None:

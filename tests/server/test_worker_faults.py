@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 import requests
 
 from autotune.client import Client, Work
@@ -66,6 +67,7 @@ def tokens_of(service: Served) -> Tokens:
     return Tokens(open_database(sqlite_url(service.folder / "service.db")))
 
 
+@pytest.mark.nightly("service")
 def test_a_file_that_is_too_large_is_a_problem_of_its_work(
     tmp_path: Path, plan_cache: Path
 ) -> None:
@@ -90,12 +92,14 @@ def test_a_file_that_is_too_large_is_a_problem_of_its_work(
         assert "bundle.zip did not arrive" in page
 
 
-def test_a_local_worker_whose_token_is_gone_gets_another(tmp_path: Path, plan_cache: Path) -> None:
-    with served(tmp_path, plan_cache) as service:
-        before = local_worker(service.folder)
-        assert tokens_of(service).remove_named(LOCAL_WORKER) == 1
-        until(lambda: local_worker(service.folder) not in (None, before), "another worker")
-        client = Client(service.url)
-        assert planned(client)["outcome"] == "fits"
-        log = (tmp_path / "service.log").read_text(encoding="utf-8")
-        assert "the local worker has a new token" in log
+def test_a_local_worker_whose_token_is_gone_gets_another(service_url: Served) -> None:
+    def instances() -> set[str]:
+        workers = requests.get(f"{service_url.url}/api/v1/workers", timeout=60).json()
+        return {worker["instance"] for worker in workers if worker["device_kind"] == "cpu"}
+
+    process, before = local_worker(service_url.folder), instances()
+    assert tokens_of(service_url).remove_named(LOCAL_WORKER) == 1
+    until(lambda: local_worker(service_url.folder) not in (None, process), "another worker")
+    until(lambda: not instances() & before, "it is known to the service")
+    log = (service_url.folder.parent / "service.log").read_text(encoding="utf-8")
+    assert "the local worker has a new token" in log

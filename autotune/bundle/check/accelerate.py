@@ -95,7 +95,7 @@ def deepspeeds_section(files: LaunchFiles) -> Iterator[Problem]:
     if own.get("zero3_init_flag") is True and (files.zero or empty) and files.stage != 3:
         yield files.at_accelerate(
             "deepspeed_config.zero3_init_flag",
-            f"is `true`, but {files.stage_told}",
+            f"is `true`, but {files.stage_text}",
             "set it to false, or the stage to 3",
         )
     if files.deepspeed is not None and "zero_optimization" not in files.deepspeed:
@@ -151,8 +151,11 @@ def one_engine(files: LaunchFiles) -> Iterator[Problem]:
     engine = "DeepSpeed" if files.by_deepspeed else "FSDP" if files.by_fsdp else None
     if engine is None:
         return
-    for told, where in ((files.trainer, files.at_trainer), (files.accelerate, files.at_accelerate)):
-        if told.get("use_cpu") is True:
+    for settings, where in (
+        (files.trainer, files.at_trainer),
+        (files.accelerate, files.at_accelerate),
+    ):
+        if settings.get("use_cpu") is True:
             yield where(
                 "use_cpu",
                 f"is `true`, which silently makes plain DDP of {engine}: nothing is sharded",
@@ -171,22 +174,22 @@ def one_engine(files: LaunchFiles) -> Iterator[Problem]:
 
 def precision(files: LaunchFiles) -> Iterator[Problem]:
     """Yield a mixed precision of accelerate that is not the trainer's."""
-    told = files.accelerate.get("mixed_precision")
-    if told is False:
+    mixed = files.accelerate.get("mixed_precision")
+    if mixed is False:
         yield files.at_accelerate(
             "mixed_precision",
             "is `false`: YAML reads an unquoted `no` as false",
             "write 'no', quoted",
         )
         return
-    if told is None or told == "fp8" or files.by_deepspeed:
+    if mixed is None or mixed == "fp8" or files.by_deepspeed:
         return
     trains = next((kind for kind in ("fp16", "bf16") if files.trains(kind)), "no")
-    if told != trains:
+    if mixed != trains:
         default = "" if {"bf16", "fp16"} & set(files.trainer) else " (TRL's default)"
         yield files.at_accelerate(
             "mixed_precision",
-            f"is {shown(told)}, but the trainer computes in {shown(trains)}{default}",
+            f"is {shown(mixed)}, but the trainer computes in {shown(trains)}{default}",
             "set `bf16` and `fp16` of the trainer, and this, to the same",
         )
 
@@ -198,8 +201,8 @@ def checkpoints(files: LaunchFiles) -> Iterator[Problem]:
         return
     fsdp = {str(name).removeprefix("fsdp_"): value for name, value in own.items()}
     by_trainer = files.trains("gradient_checkpointing") is True
-    told = {"gradient_checkpointing", "activation_checkpointing"} & set(files.trainer)
-    default = "" if told else ", TRL's default"
+    stated = {"gradient_checkpointing", "activation_checkpointing"} & set(files.trainer)
+    default = "" if stated else ", TRL's default"
     own_loop = files.method is not None and bool(files.method.own_script)
     if fsdp.get("activation_checkpointing") is True and by_trainer and not own_loop:
         yield files.at_accelerate(
@@ -242,21 +245,21 @@ def groups(files: LaunchFiles) -> Iterator[Problem]:
     method = files.method
     if not files.counted or GROUP not in (files.trainer if method is None else method.knobs):
         return
-    told = {
+    sizes = {
         name: max(int(number(files.trains(name)) or default), 1 if name == GROUP else 0)
         for name, default in ((GROUP, 8), (GENERATION_BATCH, 0))
     }
     micro = int(number(files.trains("per_device_train_batch_size")) or 1)
     accumulated = int(number(files.trains("gradient_accumulation_steps")) or 1)
     step = micro * files.processes
-    batch = told[GENERATION_BATCH] or step * accumulated
+    batch = sizes[GENERATION_BATCH] or step * accumulated
     who = f"{micro} rows x {files.processes} processes ({files.accelerate_file})"
     if batch % step:
         yield files.at_trainer(
             GENERATION_BATCH, f"is {batch}, which is not a multiple of {who}", "make it one"
         )
-    if batch % told[GROUP]:
-        made = f"is {told[GROUP]}, which does not divide the {batch} completions made together"
+    if batch % sizes[GROUP]:
+        made = f"is {sizes[GROUP]}, which does not divide the {batch} completions made together"
         hint = f"make {GENERATION_BATCH} a multiple of it: by default it is {who} x accumulation"
         yield files.at_trainer(GROUP, made, hint)
 

@@ -19,11 +19,11 @@ def disagreements(files: LaunchFiles) -> tuple[Problem, ...]:
     wrong = [problem for check in types.CHECKS for problem in check(files)]
     without = accelerate.OF_THE_FILE if files.alone else ()
     checks = (*(c for c in accelerate.CHECKS if c not in without), *deepspeed_checks.CHECKS)
-    found = [problem for check in checks for problem in check(files)]
+    problems = [problem for check in checks for problem in check(files)]
     # Nothing else is worth saying of an impossible value and what is in it.
     known = {problem.where for problem in wrong}
     inside = tuple(f"{where}." for where in known)
-    rest = [p for p in found if p.where not in known and not p.where.startswith(inside)]
+    rest = [p for p in problems if p.where not in known and not p.where.startswith(inside)]
     return tuple(dict.fromkeys([*wrong, *rest]))
 
 

@@ -35,8 +35,8 @@ def same_numbers(files: LaunchFiles) -> Iterator[Problem]:
         value, wanted = value_at(file, theirs), files.trains(ours)
         if value in (None, AUTO) or wanted is None:
             continue
-        found = number(value)
-        if found is None or found != number(wanted):
+        given = number(value)
+        if given is None or given != number(wanted):
             yield files.at_deepspeed(
                 theirs,
                 f"is {shown(value)}, but the trainer has {ours}: {shown(wanted)}",
@@ -88,20 +88,20 @@ def left_out(files: LaunchFiles) -> Iterator[Problem]:
 def precisions(files: LaunchFiles) -> Iterator[Problem]:
     """Yield both of bf16 and fp16, and one that is not the trainer's."""
     file = files.deepspeed or {}
-    told = {kind: _enabled(file, kind) for kind in ("bf16", "fp16")}
-    if told["bf16"] is True and told["fp16"] is True:
+    enabled = {kind: _enabled(file, kind) for kind in ("bf16", "fp16")}
+    if enabled["bf16"] is True and enabled["fp16"] is True:
         yield files.at_deepspeed("fp16.enabled", "is `true`, and so is bf16.enabled", "keep one")
         return
-    for kind, value in told.items():
+    for kind, value in enabled.items():
         if value is not None and value != bool(files.trains(kind)):
-            said = shown(files.trains(kind))
+            trains = shown(files.trains(kind))
             if kind == "bf16" and "bf16" not in files.trainer:
-                said += " (TRL's default, unless fp16 is on)"
+                trains += " (TRL's default, unless fp16 is on)"
             missing = "enabled" not in section(file, kind)
             yield files.at_deepspeed(
                 f"{kind}.enabled",
                 f"is {'missing, which means `false`' if missing else shown(value)}, "
-                f"but the trainer has {kind}: {said}",
+                f"but the trainer has {kind}: {trains}",
                 f"make them equal, or leave it to the trainer (`{AUTO}`)",
             )
 
@@ -166,10 +166,13 @@ def optimizers(files: LaunchFiles) -> Iterator[Problem]:
 
 def stages(files: LaunchFiles) -> Iterator[Problem]:
     """Yield a stage that does not exist (`runtime/zero/config.py`: 0 to 3)."""
-    told = files.zero.get("stage")
-    if told in (None, AUTO) or number(told) in (0, 1, 2, 3):
+    stage = files.zero.get("stage")
+    if stage in (None, AUTO) or number(stage) in (0, 1, 2, 3):
         return
-    what, hint = f"is {shown(told)}, which is not a stage of ZeRO", "choose from `0`, `1`, `2`, `3`"
+    what, hint = (
+        f"is {shown(stage)}, which is not a stage of ZeRO",
+        "choose from `0`, `1`, `2`, `3`",
+    )
     if files.deepspeed is None:
         yield files.at_accelerate("deepspeed_config.zero_stage", what, hint)
     else:
@@ -179,8 +182,8 @@ def stages(files: LaunchFiles) -> Iterator[Problem]:
 def offloads(files: LaunchFiles) -> Iterator[Problem]:
     """Yield offloading at stages that cannot do it."""
     for name, what in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
-        told = section(files.zero, name)
-        device = told.get("device", "none")
+        offload = section(files.zero, name)
+        device = offload.get("device", "none")
         if device in ("none", None, AUTO):
             continue
         if device not in ("cpu", "nvme"):
@@ -197,10 +200,10 @@ def offloads(files: LaunchFiles) -> Iterator[Problem]:
             yield files.at_offload(
                 f"{name}.device",
                 f"is {shown(device)}, but {what}{on_disk} want stage {least}, and "
-                f"{files.stage_told}: {instead}",
+                f"{files.stage_text}: {instead}",
                 f"set the stage to {least}, or this to none",
             )
-        if device == "nvme" and told.get("nvme_path") in (None, AUTO) and files.deepspeed:
+        if device == "nvme" and offload.get("nvme_path") in (None, AUTO) and files.deepspeed:
             yield files.at_offload(
                 f"{name}.nvme_path", "is not there", "name a folder on an NVMe disk"
             )
@@ -215,7 +218,7 @@ def weights_again(files: LaunchFiles) -> Iterator[Problem]:
     if files.stage != 3:
         yield files.at_deepspeed(
             where,
-            f"is {size:g}, but {files.stage_told}: no weights are divided, so that it does nothing",
+            f"is {size:g}, but {files.stage_text}: no weights are divided, so that it does nothing",
             "set the stage to 3, or this to 1",
         )
     if size >= count or count % size:

@@ -106,7 +106,7 @@ class LaunchFiles:
         return 2 if value == AUTO else int(number(value) or 0)  # accelerate's default
 
     @property
-    def stage_told(self) -> str:
+    def stage_text(self) -> str:
         """The stage and the file that has it, as a clause."""
         if self.deepspeed is None:
             return f"{self.accelerate_file} has deepspeed_config.zero_stage: {self.stage}"
@@ -115,8 +115,8 @@ class LaunchFiles:
     def trains(self, name: str) -> Any:
         """Return the trainer's value: that of its file, under any of the field's names, or TRL's
         default; None where neither is known."""
-        for told, value in self.trainer.items():
-            if canonical_name(told) == name and value is not None:
+        for written, value in self.trainer.items():
+            if canonical_name(written) == name and value is not None:
                 return value
         if name == "bf16":  # TRL's own rule
             return not self.trains("fp16")
@@ -125,8 +125,8 @@ class LaunchFiles:
 
     def at_trainer(self, name: str, what: str, hint: str | None = None) -> Problem:
         """Return a problem with a field of the trainer."""
-        told = next((n for n in self.trainer if canonical_name(n) == name), name)
-        return Problem(where=f"{self.trainer_file}: {told}", what=what, hint=hint)
+        written = next((n for n in self.trainer if canonical_name(n) == name), name)
+        return Problem(where=f"{self.trainer_file}: {written}", what=what, hint=hint)
 
     def at_accelerate(self, name: str, what: str, hint: str | None = None) -> Problem:
         """Return a problem with a field of accelerate."""
@@ -149,10 +149,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return result if math.isfinite(result) else None
 
 
 def section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

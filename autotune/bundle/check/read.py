@@ -45,29 +45,31 @@ def read_launch(
     """
     if not folder.is_dir():
         raise user_error("there is no such folder", where=str(folder))
-    found, problems = _read_all(folder, [trainer, accelerate, deepspeed])
-    alone = accelerate is None and _is_alone(found, folder, deepspeed)
+    contents, problems = _read_all(folder, [trainer, accelerate, deepspeed])
+    alone = accelerate is None and _is_alone(contents, folder, deepspeed)
     launch = (
-        None if alone else _one(found, folder, _ACCELERATES, accelerate, "accelerate", problems)
+        None
+        if alone
+        else _file_of_kind(contents, folder, _ACCELERATES, accelerate, "accelerate", problems)
     )
-    rest = {path: data for path, data in found.items() if path != launch}
-    trains = _one(rest, folder, _TRAINERS, trainer, "trainer", problems)
+    rest = {path: data for path, data in contents.items() if path != launch}
+    trains = _file_of_kind(rest, folder, _TRAINERS, trainer, "trainer", problems)
     if problems or (launch is None and not alone) or trains is None:
         raise UserError(*problems)
-    launches = {} if launch is None else found[launch]
+    launches = {} if launch is None else contents[launch]
     named = section(launches, "deepspeed_config").get("deepspeed_config_file")
-    named = named or found[trains].get("deepspeed")
+    named = named or contents[trains].get("deepspeed")
     inside = named if isinstance(named, Mapping) else None
-    theirs = None if inside is not None else _deepspeeds(found, folder, deepspeed, named)
-    if theirs is not None and theirs not in found:
-        found[theirs] = _read(theirs)
+    theirs = None if inside is not None else _deepspeeds(contents, folder, deepspeed, named)
+    if theirs is not None and theirs not in contents:
+        contents[theirs] = _read(theirs)
     name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
     own = _method(method, trains)
     return LaunchFiles(
-        trainer=found[trains],
+        trainer=contents[trains],
         accelerate=launches,
         alone=alone,
-        deepspeed=found[theirs] if theirs else inside,
+        deepspeed=contents[theirs] if theirs else inside,
         method=own,
         trainer_file=trains.name,
         accelerate_file="accelerate" if launch is None else launch.name,
@@ -78,13 +80,13 @@ def read_launch(
 
 
 def _is_alone(
-    found: Mapping[Path, Mapping[str, Any]], folder: Path, deepspeed: Path | None
+    contents: Mapping[Path, Mapping[str, Any]], folder: Path, deepspeed: Path | None
 ) -> bool:
     """True if DeepSpeed's file lies beside the trainer's, and none of accelerate's."""
-    if any(_marked(found, _ACCELERATES)):
+    if any(_marked(contents, _ACCELERATES)):
         return False
-    named = any(data.get("deepspeed") for data in found.values())
-    return named or _deepspeeds(found, folder, deepspeed, None) is not None
+    named = any(data.get("deepspeed") for data in contents.values())
+    return named or _deepspeeds(contents, folder, deepspeed, None) is not None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -137,18 +139,18 @@ def _read_all(
     files = (path for path in folder.iterdir() if path.is_file())
     own = (path for path in files if path.suffix in (".yaml", ".yml", ".json"))
     paths = sorted({*own, *(folder / path for path in given if path is not None)})
-    found: dict[Path, dict[str, Any]] = {}
+    contents: dict[Path, dict[str, Any]] = {}
     problems: list[Problem] = []
     for path in paths:
         try:
-            found[path] = _read(path)
+            contents[path] = _read(path)
         except UserError as error:
             problems += error.problems
-    return found, problems
+    return contents, problems
 
 
-def _one(
-    found: Mapping[Path, Mapping[str, Any]],
+def _file_of_kind(
+    contents: Mapping[Path, Mapping[str, Any]],
     folder: Path,
     marks: tuple[str, ...],
     given: Path | None,
@@ -157,12 +159,12 @@ def _one(
 ) -> Path | None:
     """Return the file of a kind, by its name or by its fields; problems are added to `problems`."""
     if given is not None:
-        if found.get(folder / given):
+        if contents.get(folder / given):
             return folder / given
         if not any(problem.where == str(folder / given) for problem in problems):
             problems.append(Problem(where=str(folder / given), what="is not a mapping of settings"))
         return None
-    paths = list(_marked(found, marks))
+    paths = list(_marked(contents, marks))
     if len(paths) == 1:
         return paths[0]
     which = ", ".join(path.name for path in paths)
@@ -172,15 +174,15 @@ def _one(
     return None
 
 
-def _marked(found: Mapping[Path, Mapping[str, Any]], marks: tuple[str, ...]) -> Iterator[Path]:
+def _marked(contents: Mapping[Path, Mapping[str, Any]], marks: tuple[str, ...]) -> Iterator[Path]:
     """Yield the YAML files that have a field of a kind."""
-    for path, data in found.items():
+    for path, data in contents.items():
         if path.suffix != ".json" and set(marks) & set(data):
             yield path
 
 
 def _deepspeeds(
-    found: Mapping[Path, Mapping[str, Any]], folder: Path, given: Path | None, named: Any
+    contents: Mapping[Path, Mapping[str, Any]], folder: Path, given: Path | None, named: Any
 ) -> Path | None:
     """Return DeepSpeed's file: the one named here, or by the other files, or the only one."""
     if given is not None:
@@ -189,7 +191,9 @@ def _deepspeeds(
         # Where it is said to be, or beside the others: a bundle may have been moved.
         paths = (folder / str(named), folder / Path(str(named)).name)
         return next((path for path in paths if is_readable(path, sys.maxsize)), None)
-    kinds = [p for p, data in found.items() if p.suffix == ".json" and set(_DEEPSPEEDS) & set(data)]
+    kinds = [
+        p for p, data in contents.items() if p.suffix == ".json" and set(_DEEPSPEEDS) & set(data)
+    ]
     return kinds[0] if len(kinds) == 1 else None
 
 

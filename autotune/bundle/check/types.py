@@ -106,16 +106,16 @@ def real(least: float | None = None, most: float | None = None) -> Kind:
 
 
 def _within(value: Any, least: float | None, most: float | None = None) -> bool:
-    found = number(value)
-    if found is None:
+    given = number(value)
+    if given is None:
         return False
-    return (least is None or found >= least) and (most is None or found <= most)
+    return (least is None or given >= least) and (most is None or given <= most)
 
 
 def one_of(*values: str) -> Kind:
     """Return the kind of some texts."""
-    told = ", ".join(f"`{value}`" for value in values)
-    return Kind(f"one of {told}", lambda value: isinstance(value, str) and value in values)
+    choices = ", ".join(f"`{value}`" for value in values)
+    return Kind(f"one of {choices}", lambda value: isinstance(value, str) and value in values)
 
 
 def either(*kinds: Kind) -> Kind:
@@ -140,9 +140,9 @@ def _kinds(least: float | None, most: float | None) -> dict[str, Kind]:
 
 def _of_parts(text: str, kinds: Mapping[str, Kind]) -> Kind | None:
     parts = _parts(ast.parse(text, mode="eval").body)
-    found = [_of_part(part, kinds) for part in parts]
-    known = [kind for kind in found if kind is not None]
-    return either(*known) if known and len(known) == len(found) else None
+    kinds_of_parts = [_of_part(part, kinds) for part in parts]
+    known = [kind for kind in kinds_of_parts if kind is not None]
+    return either(*known) if known and len(known) == len(kinds_of_parts) else None
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
@@ -287,8 +287,8 @@ def of_deepspeed(files: LaunchFiles) -> Iterator[Problem]:
 
 def of_trainer(files: LaunchFiles) -> Iterator[Problem]:
     """Yield values of the trainer's file that do not fit the types in its source."""
-    for told, value in files.trainer.items():
-        name, text = canonical_name(str(told)), files.types.get(str(told))
+    for written, value in files.trainer.items():
+        name, text = canonical_name(str(written)), files.types.get(str(written))
         if text is None:
             continue
         if name in NEVER_NULL:
@@ -315,10 +315,10 @@ def _wrong(file: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[tuple
 
 def _what(value: Any, kind: Kind) -> tuple[str, str]:
     """Return what is wrong, and what to do."""
-    said = "`null`" if value is None else shown(value)
+    given = "`null`" if value is None else shown(value)
     if value is False and kind.fits("no"):
-        return f"is {said}: YAML reads an unquoted `no` as false", "write 'no', quoted"
-    return f"is {said}, but has to be {kind.words}", f"write {kind.words}, or take it out"
+        return f"is {given}: YAML reads an unquoted `no` as false", "write 'no', quoted"
+    return f"is {given}, but has to be {kind.words}", f"write {kind.words}, or take it out"
 
 
 CHECKS = (of_accelerate, of_deepspeed, of_trainer, one_precision)

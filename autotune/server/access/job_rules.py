@@ -102,7 +102,7 @@ _MOST_CARD = 2**18
 """Bytes of a data set's card: it is read during the request."""
 
 
-def refused(
+def refused_fields(
     job: dict[str, Any], allowed: Allowed, *, plan: bool, config: bool
 ) -> Iterator[tuple[Path_, Problem]]:
     """Yield what breaks the rules, each with its field, before the job itself is read.
@@ -115,14 +115,14 @@ def refused(
     for field in PLACES:
         is_sent = field == "model" and config and job.get(field) in (CONFIG, f"./{CONFIG}")
         if not is_sent and not (field == "dataset" and isinstance(job.get(field), dict)):
-            found = refused_place(job.get(field), field, allowed, plan=plan)
-            yield from (((field,), problem) for problem in found)
+            problems = refused_place(job.get(field), field, allowed, plan=plan)
+            yield from (((field,), problem) for problem in problems)
     for field in WORDS:
         if isinstance(value := job.get(field), str) and not _is_word(value):
-            yield _found(f"`{field}: {value[:80]}` must be a word", field)
+            yield _problem(f"`{field}: {value[:80]}` must be a word", field)
     if job.get("search_space"):
         hint = "a search space of one's own is a file; pin or list knobs in the job"
-        yield _found(_not_taken("search_space"), "search_space", hint=hint)
+        yield _problem(_not_taken("search_space"), "search_space", hint=hint)
     yield from _rewards(job.get("reward_funcs"), allowed)
     yield from _knobs(job, allowed)
     training = job.get("training")
@@ -134,12 +134,12 @@ def refused(
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         if isinstance(value, int | float) and value > most:
-            yield _found(f"`{'.'.join(path)}: {value}` is more than {most}", *path)
+            yield _problem(f"`{'.'.join(path)}: {value}` is more than {most}", *path)
     if _rows(job.get("global_batch_size")) > _MOST_BATCH * 2**11:
         yield _too_large_a_batch()
 
 
-def beyond(
+def over_limits(
     job: Job, allowed: Allowed, kind: Kind, unsound: Collection[str]
 ) -> Iterator[tuple[Path_, Problem]]:
     """Yield what a job asks for beyond what it may have: each with its field.
@@ -156,11 +156,11 @@ def beyond(
         if minutes > allowed.minutes:
             what = f"a run may probe for {allowed.minutes:g} minutes here, and `{name}` is"
             hint = f"write `budget: {{{name}: {allowed.minutes:g}}}`, or ask the operator"
-            yield _found(f"{what} {minutes:g}", "budget", name, hint=hint)
+            yield _problem(f"{what} {minutes:g}", "budget", name, hint=hint)
     lengths = None if isinstance(job.dataset, str) or "dataset" in unsound else job.dataset.lengths
     if lengths is not None and lengths.max > _MOST_MADE_TOKENS:
         what = f"a run makes rows of at most {_MOST_MADE_TOKENS} tokens, and `max` is {lengths.max}"
-        yield _found(what, "dataset", "lengths", "max", hint="plan it, or give real data")
+        yield _problem(what, "dataset", "lengths", "max", hint="plan it, or give real data")
 
 
 def _batches(job: Job) -> Iterator[tuple[Path_, Problem]]:
@@ -174,12 +174,14 @@ def _batches(job: Job) -> Iterator[tuple[Path_, Problem]]:
             yield _too_large_a_batch()
 
 
-def _found(what: str, *path: str | int, hint: str | None = None) -> tuple[Path_, Problem]:
+def _problem(what: str, *path: str | int, hint: str | None = None) -> tuple[Path_, Problem]:
     return path, Problem(where=".".join(map(str, path)), what=what, hint=hint)
 
 
 def _too_large_a_batch() -> tuple[Path_, Problem]:
-    return _found(f"a batch of more than {_MOST_BATCH} sequences is not taken", "global_batch_size")
+    return _problem(
+        f"a batch of more than {_MOST_BATCH} sequences is not taken", "global_batch_size"
+    )
 
 
 def _rows(batch: Any) -> int:
@@ -194,7 +196,7 @@ def _rewards(names: Any, allowed: Allowed) -> Iterator[tuple[Path_, Problem]]:
         if not trls and name not in allowed.reward_functions:
             hint = "reward functions are code; name TRL's own, or use a `reward_model_path`"
             what = f"`{str(name)[:80]}` is not taken over HTTP"
-            yield _found(what, "reward_funcs", *([index] if listed else []), hint=hint)
+            yield _problem(what, "reward_funcs", *([index] if listed else []), hint=hint)
 
 
 def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[tuple[Path_, Problem]]:
@@ -206,12 +208,12 @@ def _knobs(job: dict[str, Any], allowed: Allowed) -> Iterator[tuple[Path_, Probl
                 continue
             if not _are_words(value) and not _are_lists_of_words(value):
                 what = f"`{str(name)[:80]}` takes numbers and words over HTTP"
-                yield _found(what, section, name)
+                yield _problem(what, section, name)
             elif section == "recipe" and isinstance(value, list):
                 sizes.append(len(value))
     if prod(sizes) > _MOST_TOGETHER or max(sizes, default=0) > _MOST_VALUES:
         what = f"more than {_MOST_TOGETHER} combinations, or {_MOST_VALUES} values, are not taken"
-        yield _found(what, "recipe")
+        yield _problem(what, "recipe")
 
 
 def _training(name: str, value: Any) -> Iterator[tuple[Path_, Problem]]:
@@ -230,10 +232,10 @@ def _training(name: str, value: Any) -> Iterator[tuple[Path_, Problem]]:
         kind = "a word with a number each"
     else:
         hint = "add it to the bundle later, or ask the operator: `allowed: {training: [...]}`"
-        yield _found(_not_taken(name), "training", name, hint=hint)
+        yield _problem(_not_taken(name), "training", name, hint=hint)
         return
     if not fits:
-        yield _found(f"`{name}` must be {kind}", "training", name)
+        yield _problem(f"`{name}` must be {kind}", "training", name)
 
 
 def _not_taken(name: Any) -> str:

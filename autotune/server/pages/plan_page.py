@@ -207,17 +207,17 @@ def slides_of(result: Mapping[str, Any], lengths: Mapping[str, Any] | None) -> S
 
 def _by_micro_batch(choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the best choice of each micro-batch, as points of one length."""
-    found: dict[int, dict[str, Any]] = {}
+    points: dict[int, dict[str, Any]] = {}
     for choice in choices:
         size = choice["knobs"].get(MICRO_BATCH)
-        if size is not None and not choice["at_least"] and size not in found:
-            found[size] = {
+        if size is not None and not choice["at_least"] and size not in points:
+            points[size] = {
                 "max_length": choice["knobs"].get(MAX_LENGTH) or 0,
                 "micro_batch": size,
                 **{name: choice[name] for name in ("peak_memory_bytes", "p_oom", "parts")},
                 "tokens_per_s": choice["tokens_per_s"],
             }
-    return list(found.values())
+    return list(points.values())
 
 
 @router.get("/{id}")
@@ -292,7 +292,7 @@ def ended_values(service: Service, work: Details) -> dict[str, Any]:
         "work": work,
         "ended": True,
         "result": result,
-        "lines": [] if result is None else spoken(result),
+        "lines": [] if result is None else answer_lines(result),
         "slides": slides,
         "waits": slides is not None and not slides.whole and _is_new(work),
         "choices": [] if result is None else result["choices"][:SHOWN],
@@ -303,7 +303,7 @@ def ended_values(service: Service, work: Details) -> dict[str, Any]:
     }
 
 
-def spoken(result: dict[str, Any]) -> list[str]:
+def answer_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines of the answer, without the ways out, which the page shows elsewhere."""
     lines: list[str] = result["lines"]
     if result["advice"] is None:

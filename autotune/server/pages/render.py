@@ -174,8 +174,8 @@ def launch_command(id: str, files: list[BundleFile]) -> str:
     """Return the command that unpacks and launches a downloaded bundle, as its README has it: where
     the job named no data, it has a placeholder for them."""
     readme = next((file.text for file in files if file.name == "README.md"), "")
-    said = _LAUNCH.search(readme)
-    launch = " ".join(said[1].split()) if said else "launch.sh"
+    match = _LAUNCH.search(readme)
+    launch = " ".join(match[1].split()) if match else "launch.sh"
     return f"unzip {id}-bundle.zip && bash bundle/{launch}"
 
 

@@ -51,7 +51,7 @@ class Queue:
             replaces: an instance of the same name that is known to be dead: its works return to the
                 queue at the next `expire`.
         """
-        self._mind_clock()
+        self._notice_set_clock()
         now = time.time()
         with self._database.writing() as session:
             row = session.get(WorkerRow, worker.name)
@@ -160,7 +160,7 @@ class Queue:
             running = update(WorkRow).where(WorkRow.state == "running")
             session.execute(running.values(lease_until=time.time() + LEASE_S))
 
-    def _mind_clock(self) -> None:
+    def _notice_set_clock(self) -> None:
         """Give all workers time to report again where the clock was set: their ages are unknown."""
         ahead_s = _clock_ahead_s()
         if abs(ahead_s - self._clock_ahead_s) > JUMP_S:
@@ -172,7 +172,7 @@ class Queue:
 
     def expire(self) -> list[str]:
         """Put works whose worker has died back into the queue, and return their ids."""
-        self._mind_clock()
+        self._notice_set_clock()
         now = time.time()
         with self._database.writing() as session:
             dead = select(WorkRow).where(WorkRow.state == "running", WorkRow.lease_until < now)

@@ -220,13 +220,13 @@ class Works:
             sizes.append(func.length(column))
         size = sum((func.coalesce(one, 0) for one in sizes), start=literal(0))
         newest = select(WorkRow.id, WorkRow.state, size).order_by(WorkRow.created.desc())
-        beyond, count, total = [], 0, 0
+        excess, count, total = [], 0, 0
         with self._database.reading() as session:
             for id, state, length in session.execute(newest):
                 count, total = count + 1, total + length
                 if state in ENDED and (count > most or total > most_bytes):
-                    beyond.append(id)
-        return beyond
+                    excess.append(id)
+        return excess
 
     def file(self, id: str, name: str) -> bytes | None:
         """Return a file of a work; None: there is none of that name."""
@@ -272,14 +272,14 @@ class Works:
         """Delete works that have ended, with all that belongs to them, and return how many."""
         with self._database.writing() as session:
             ended = select(WorkRow.id).where(WorkRow.id.in_(ids), WorkRow.state.in_(ENDED))
-            found = list(session.scalars(ended))
+            deleted = list(session.scalars(ended))
             for table in (EventRow, SourceRow, FileRow):
-                session.execute(delete(table).where(table.work.in_(found)))
-            session.execute(delete(WorkRow).where(WorkRow.id.in_(found)))
-            variations = update(WorkRow).where(WorkRow.parent.in_(found))
+                session.execute(delete(table).where(table.work.in_(deleted)))
+            session.execute(delete(WorkRow).where(WorkRow.id.in_(deleted)))
+            variations = update(WorkRow).where(WorkRow.parent.in_(deleted))
             session.execute(variations.values(parent=None))
-            session.add_all(DeletedRow(id=id, time=time.time()) for id in found)
-            return len(found)
+            session.add_all(DeletedRow(id=id, time=time.time()) for id in deleted)
+            return len(deleted)
 
 
 def work_of(row: WorkRow) -> Work:

@@ -1,0 +1,258 @@
+"""What a worker reads of growing files, plans at other lengths, and ends: plans that take too much
+memory, works that take too long or too much disk."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from autotune.job.yaml_file import parse_yaml
+from autotune.server.store.database import Database, study_url
+from autotune.server.store.queue import Queue
+from autotune.server.store.values import Ending, Lease, NewWork, WorkerInfo
+from autotune.server.store.works import Works
+from autotune.server.worker import task as task_module
+from autotune.server.worker.door import Away, Door
+from autotune.server.worker.lengths import lengths_jobs, lengths_points
+from autotune.server.worker.loop import Capacity, WorkerLoop
+from autotune.server.worker.output import Shown, Tail
+from autotune.server.worker.task import Task
+
+HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
+JOB = """
+model: qwen2.5-0.5b
+dataset: {lengths: {max: 1000, p50: 300, p99: 900, rows: 50}}
+recipe: {lora_r: [8, 16]}
+max_length: 1000
+"""
+KNOBS: dict[str, Any] = {
+    "max_length": 1000,
+    "global_batch_size": 16,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "padding_free": True,
+    "lora_r": 8,
+}
+INFO = WorkerInfo(name="w", machine="m", device_kind="cpu", devices=[0], device_name="a processor")
+
+
+def test_a_line_is_a_line_whatever_is_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    texts = ["a\u2028b", "c\x85d", "e\x0cf", "ü"]
+    lines = [
+        json.dumps({"utc": 1.0, "kind": "k", "data": {"t": t}}, ensure_ascii=False) for t in texts
+    ]
+    file.write_text("\n".join(lines) + "\nnot yet whole", encoding="utf-8")
+    tail = Tail(file, "events", plain=False, shown=str)
+    assert [line["data"]["t"] for line in tail.waiting()] == texts
+
+
+def _leased(database: Database) -> tuple[Works, Queue, str]:
+    works, queue = Works(database), Queue(database)
+    work = works.add(NewWork(kind="run", job="model: m", method="sft", model="m"))
+    assert queue.lease(HERE, ["run"]) is not None
+    return works, queue, work.id
+
+
+@pytest.mark.parametrize("code", [130, 137, 143])
+def test_what_was_cancelled_is_cancelled_however_its_command_ended(
+    database: Database, code: int
+) -> None:
+    works, queue, id = _leased(database)
+    assert works.cancel(id)
+    assert queue.finish(HERE.name, id, Ending(attempt=1, exit_code=code))
+    assert works.state(id) == "cancelled"
+
+
+def test_a_command_that_nobody_asked_to_end_has_failed(database: Database) -> None:
+    works, queue, id = _leased(database)
+    assert queue.finish(HERE.name, id, Ending(attempt=1, exit_code=137))
+    assert works.state(id) == "failed"
+
+
+def test_workers_are_given_time_when_the_service_was_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, queue, id = _leased(database)
+    monkeypatch.setattr("autotune.server.store.queue.LEASE_S", -1.0)
+    queue.renew()
+    monkeypatch.undo()
+    queue.renew()  # as it does when it starts
+    assert queue.expire() == []
+    assert works.state(id) == "running"
+
+
+def test_a_service_without_an_address_is_away(tmp_path: Path) -> None:
+    door = Door((tmp_path / "address").read_text, "token")
+    with pytest.raises(Away):
+        door.lease(HERE, ["run"], "")
+
+
+def test_studies_go_to_postgresql_by_the_driver_that_is_installed() -> None:
+    url = "postgresql://somebody:secret@host/name?host=/tmp"
+    assert study_url(url) == "postgresql+psycopg://somebody:secret@host/name?host=%2Ftmp"
+    assert study_url("sqlite:////folder/service.db") is None
+
+
+def test_lines_and_texts_do_not_tell_where_the_worker_has_its_folders(tmp_path: Path) -> None:
+    root, id = tmp_path / "the ü works", "0123456789abcdef"
+    shown = Shown(root, id).text
+    folder = root / id
+    for text, expected in (
+        (f"in {folder}/run/probes/0000, {folder}: here", "in run/probes/0000, .: here"),
+        (f"'{folder}/job.yaml'", "'job.yaml'"),
+        (f"{root}/fedcba9876543210/run", "fedcba9876543210/run"),
+        (f"{root}", "."),
+        (f"{root}-2/x and /else{root}", f"{root}-2/x and /else{root}"),
+    ):
+        assert shown(text) == expected
+    for ascii_only in (True, False):
+        text = json.dumps({"at": f"{folder}/run", "in": [str(folder)]}, ensure_ascii=ascii_only)
+        assert json.loads(shown(text)) == {"at": "run", "in": ["."]}
+    file = tmp_path / "errors.txt"
+    file.write_text(f"error: {folder}/run: no\n", encoding="utf-8")
+    (line,) = Tail(file, "errors", plain=True, shown=shown).waiting()
+    assert line["data"]["text"] == "error: run: no"
+
+
+def jobs(job: str = JOB, **knobs: Any) -> list[dict[str, Any]]:
+    return [parse_yaml(text, "job")[0] for text in lengths_jobs(job, {**KNOBS, **knobs})]
+
+
+def test_lengths_in_place_of_data_are_cut_to_each_length() -> None:
+    asked = jobs()
+    assert [job["max_length"] for job in asked] == [250, 500, 1000, 2000]
+    assert [job["dataset"]["lengths"]["max"] for job in asked] == [250, 500, 1000, 2000]
+    assert asked[0]["dataset"]["lengths"] == {"p50": 250, "p99": 250, "rows": 50, "max": 250}
+    assert asked[3]["dataset"]["lengths"]["p99"] == 900
+    for job in asked:
+        assert job["fixed"] == {"padding_free": True, "lora_r": 8}
+        assert "recipe" not in job and job["global_batch_size"] == 16
+
+
+def test_data_are_truncated_where_rows_are_padded_and_left_alone_where_not() -> None:
+    job = "model: m\ndataset: data\n"
+    assert jobs(job) == []
+    (asked,) = jobs(job, padding_free=False)
+    assert asked["recipe"] == {"max_length": [250, 500, 1000]}
+
+
+def test_no_plan_is_asked_for_where_no_length_can_vary() -> None:
+    assert jobs("model: m\nmethod: grpo\ndataset: d\n") == []
+    assert jobs("model: m\ndataset: d\nglobal_batch_size: 4096 tokens\n", padding_free=False) == []
+    assert jobs("model: m\ndataset: d\nmax_length: null\n", max_length=None) == []
+
+
+def test_points_of_several_plans_are_put_together() -> None:
+    def result(length: int) -> dict[str, Any]:
+        estimate = {"peak_memory_bytes": length, "p_oom": 0.0, "tokens_per_s": None, "parts": {}}
+        knobs = {"max_length": length, "per_device_train_batch_size": 2}
+        return {
+            "device": {"limit_bytes": 9},
+            "candidates": [{"knobs": knobs, "estimate": estimate}],
+        }
+
+    together = lengths_points([result(8), result(4)])
+    assert together["lengths"] == [4, 8] and together["micro_batches"] == [2]
+    assert [point["peak_memory_bytes"] for point in together["points"]] == [8, 4]
+
+
+class Command:
+    """A command that runs until it is asked to end."""
+
+    exit_code: int | None = None
+    resident_bytes = 2**20
+
+    def __init__(self, _: Any, *, output: Path, errors: Path, **__: Any) -> None:
+        output.touch()
+        errors.touch()
+
+    def interrupt(self) -> None:
+        self.exit_code = 130
+
+    def end(self) -> None:
+        self.exit_code = 137
+
+
+@pytest.fixture(autouse=True)
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "Command", Command)
+
+
+def lease(kind: Any, limit_s: float | None) -> Lease:
+    return Lease(
+        id="0" * 16,
+        kind=kind,
+        job="model: m\n",
+        model_config_json=None,
+        arguments=[],
+        attempt=1,
+        limit_s=limit_s,
+        study=None,
+    )
+
+
+def ending(task: Task) -> tuple[int, str, bool]:
+    assert task.has_ended
+    said = task._ending(task._command.exit_code or 0)
+    return said.exit_code, said.error, said.interrupted
+
+
+@pytest.mark.parametrize("kind", ["plan", "run"])
+def test_what_takes_too_long_or_too_much_is_ended_with_a_name(tmp_path: Path, kind: str) -> None:
+    slow = Task(lease(kind, -1.0), tmp_path / "slow", {}, 2**30)
+    slow.look()
+    code, error, interrupted = ending(slow)
+    assert code == 130 and "took longer" in error and "operator" in error and not interrupted
+    patient = Task(lease(kind, None), tmp_path / "patient", {}, 2**30)
+    patient.look()
+    assert not patient.has_ended
+    large = Task(lease(kind, 60.0), tmp_path / "large", {}, 2**10)
+    large.look()
+    assert large.has_ended is (kind == "plan"), "a run's memory has limits of its own"
+    if kind == "plan":
+        assert "plan_memory" in ending(large)[1]
+
+
+def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
+    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    door: Any = None
+    loop = WorkerLoop(
+        info=INFO, door=door, root=tmp_path, capacity=capacity, environment={}, replaces=""
+    )
+    task = Task(lease("run", None), tmp_path, {}, 2**30)
+    loop._tasks[task.lease.id] = task
+    loop._kept()
+    assert not task.has_ended
+    (task.folder / "large").write_bytes(b"x" * 2**21)
+    (task.folder / "link").symlink_to("/dev/zero")
+    loop._kept()
+    code, error, _ = ending(task)
+    assert code == 130 and "its folder took more" in error
+    assert task.folder.is_dir(), "what is under way is not deleted"
+    del loop._tasks[task.lease.id]
+    assert loop._kept() == [] and not task.folder.exists()
+
+
+def test_a_work_that_cannot_begin_is_told_as_failed(tmp_path: Path) -> None:
+    class Door:
+        endings: ClassVar[list[Ending]] = []
+
+        def lease(self, *_: Any) -> Lease:
+            return lease("run", None)
+
+        def finish(self, _worker: str, _id: str, how: Ending) -> None:
+            self.endings.append(how)
+
+    door: Any = Door()
+    root = tmp_path / "works"
+    root.write_text("a file where a folder should be", encoding="utf-8")
+    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    loop = WorkerLoop(
+        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+    )
+    loop._take()
+    (told,) = door.endings
+    assert told.exit_code == 3 and "cannot begin it: Not a directory" in told.error
+    assert not loop._tasks
