@@ -95,8 +95,7 @@ class PlannedJob:
 @contextlib.contextmanager
 def shown_progress(record: Path | None = None) -> Iterator[Any]:
     """What shows on stderr how far estimates are, and writes it down where that is asked for."""
-    from autotune.cli.views.console import PlainConsole
-    from autotune.cli.views.progress import EstimatesShown
+    from autotune.cli.views.console import EstimatesShown, PlainConsole
 
     progress = EstimatesShown(PlainConsole(stderr=True))
     try:

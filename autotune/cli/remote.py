@@ -124,7 +124,7 @@ def run_there(
         attach: the id of a run, to follow it.
         resume: the id of a run that was cancelled or failed, to go on with it.
     """
-    from autotune.cli.views.live.remote import remote_view
+    from autotune.cli.views.live import remote_view
     from autotune.client import Client
 
     id = attach or resume

@@ -139,7 +139,7 @@ def _tune(
 ) -> int:
     """Run, print what it came to, and send that; the exit code."""
     from autotune.cli.views.events import recorded
-    from autotune.cli.views.live.panel import run_view
+    from autotune.cli.views.live import run_view
     from autotune.cli.views.tracker_listener import TrackerListener
     from autotune.run.tuning import tune
 

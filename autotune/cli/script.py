@@ -116,7 +116,7 @@ def by_script(
         UserError: it cannot be tuned from outside, or an option is of jobs alone.
     """
     from autotune.cli.views.events import recorded
-    from autotune.cli.views.live.panel import run_view
+    from autotune.cli.views.live import run_view
     from autotune.cli.views.tracker_listener import ScriptTrackerListener
     from autotune.process.run_folder import RunFolder
     from autotune.run.opening import new_folder

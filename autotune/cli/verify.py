@@ -34,7 +34,7 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
 
     RUN may be the folder that `autotune plan --emit` wrote: its configuration is probed first, and
     the launch is held against that. Where it holds, the files lose their mark."""
-    from autotune.cli.views.live.panel import run_view
+    from autotune.cli.views.live import run_view
     from autotune.run.past_run import reopen, verify_again
     from autotune.run.planned_bundle import is_planned, verify_planned
 

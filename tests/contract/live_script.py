@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.views.events import RunEvents
-from autotune.cli.views.live.panel import run_view
-from autotune.cli.views.live.remote import EventListener, remote_view
+from autotune.cli.views.live import EventListener, remote_view, run_view
 from autotune.report.run_lines import RunLines
 from autotune.run.listener import Listener, ProbeSteps, Standing
 from autotune.run.loop import CANNOT_FIT

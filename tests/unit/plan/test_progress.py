@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.views import progress
-from autotune.cli.views.console import PlainConsole
-from autotune.cli.views.progress import EstimatesShown
+from autotune.cli.views import console as consoles
+from autotune.cli.views.console import EstimatesShown, PlainConsole
 from autotune.estimate.protocol import POINT
 from autotune.plan.children import traced_in_children
 from autotune.plan.choices import Choice
@@ -55,7 +54,7 @@ def test_every_candidate_is_counted_once(tmp_path: Path) -> None:
     [(0.0, ["estimated 1 of 3 candidates ...", "estimated 2 of 3 candidates ..."]), (60.0, [])],
 )
 def test_without_a_terminal_there_is_a_line_now_and_then(seconds, shown, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "NOW_AND_THEN_S", seconds)
+    monkeypatch.setattr(consoles, "NOW_AND_THEN_S", seconds)
     file = io.StringIO()
     told = EstimatesShown(PlainConsole(file=file))
     for done in (1, 2, 3):
@@ -65,7 +64,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(seconds, shown, monkeyp
 
 
 def test_in_a_terminal_one_line_moves_and_goes(monkeypatch) -> None:
-    monkeypatch.setattr(progress, "_MOVE_S", 0.0)
+    monkeypatch.setattr(consoles, "_MOVE_S", 0.0)
     file = io.StringIO()
     told = EstimatesShown(PlainConsole(file=file, force_terminal=True, color_system=None))
     told.estimated(1, 3)
@@ -96,7 +95,7 @@ def test_that_nothing_fits_is_said_before_what_would_is_looked_for() -> None:
 
 
 def test_what_is_left_is_said_once_some_seconds_tell_of_it(monkeypatch) -> None:
-    monkeypatch.setattr(progress, "NOW_AND_THEN_S", 0.0)
+    monkeypatch.setattr(consoles, "NOW_AND_THEN_S", 0.0)
     seconds = iter([0.0, 0.0, 10.0])
     monkeypatch.setattr(progress_lines.time, "monotonic", lambda: next(seconds))
     file = io.StringIO()

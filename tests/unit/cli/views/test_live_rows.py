@@ -5,11 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from rich.cells import cell_len
 
 from autotune.cli.views.events import RunEvents
-from autotune.cli.views.live.rows import cut, fit, rows, whole_seconds
-from autotune.cli.views.live.state import LiveState
+from autotune.cli.views.live_rows import LiveState, rows, whole_seconds
 from autotune.run.listener import Listener, ProbeSteps, Standing, follow_probe
 from autotune.run.rehearse import STAGE_TEXTS
 from autotune.search.rules.stopping import Outlook
@@ -39,9 +37,9 @@ def followed(*events: tuple[str, dict[str, Any]]) -> LiveState:
     return state
 
 
-def shown(state: LiveState, now: float, width: int = 100) -> dict[str, str]:
+def shown(state: LiveState, now: float) -> dict[str, str]:
     """The rows by their names."""
-    return dict(rows(state, now, width))
+    return dict(rows(state, now))
 
 
 def test_a_run_in_which_nothing_fits_yet_says_so_and_promises_nothing() -> None:
@@ -120,14 +118,6 @@ def test_a_promise_comes_again_where_the_search_goes_on_after_a_close_call() -> 
 def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
     state = followed(("trying", {"text": "a\x1b[2Jb"}))
     assert shown(state, 1.0)["now"] == "trying, 0 s: a\\x1b[2Jb"
-
-
-def test_parts_are_left_out_and_words_cut_where_there_is_no_room() -> None:
-    assert fit(["12 of 34 steps", "99 tokens/s"], 40) == "12 of 34 steps; 99 tokens/s"
-    assert fit(["12 of 34 steps", "99 tokens/s"], 20) == "12 of 34 steps"
-    assert cut("a word that is long", 12) == "a word ..."
-    assert cell_len(cut("日本語" * 9, 10)) == 10
-    assert cut("x" * 30, 10) == "xxxxxxx..."
 
 
 def test_times_are_short() -> None:

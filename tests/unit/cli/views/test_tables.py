@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.views.console import PlainConsole
+from autotune.cli.views.live import TerminalListener
 from autotune.cli.views.tables import (
     expected_table,
     lines_table,
@@ -15,7 +16,6 @@ from autotune.cli.views.tables import (
     print_space,
     signs,
 )
-from autotune.cli.views.terminal import TerminalListener
 from autotune.report.candidate_lines import describe, describe_measurement
 from autotune.report.probes import lines_of, probe_list
 from autotune.run.verdict import Verification

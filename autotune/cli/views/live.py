@@ -1,31 +1,51 @@
-"""The rows of a run below what it prints, in a terminal with room for them; else lines alone."""
+"""The rows of a run below what it prints, in a terminal with room for them; else lines alone.
+
+A run that a service does is seen as one that is done here.
+"""
 
 import contextlib
 import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.console import Console, ConsoleRenderable, Group
 from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from autotune.cli.views.console import PlainConsole
+from autotune.cli.views.console import EstimatesShown, PlainConsole
 from autotune.cli.views.events import RunEvents
-from autotune.cli.views.live.rows import LABEL, rows
-from autotune.cli.views.live.state import LiveState
-from autotune.cli.views.live.writer import Writer
-from autotune.cli.views.terminal import TerminalListener
+from autotune.cli.views.live_rows import LABEL, LiveState, rows
+from autotune.plain_data import NONSENSE
+from autotune.report.run_lines import RunLines
 from autotune.run.listener import Listener, ProbeSteps
 
 LEAST_WIDTH, LEAST_HEIGHT = 60, 12
 """A smaller terminal gets lines only."""
-REDRAW_S = 0.5
-"""Between two drawings: each takes half a millisecond of a core that a probe may be using."""
+DRAWINGS_PER_S = 2
+"""Each takes half a millisecond of a core that a probe may be using."""
+EventListener = Callable[[dict[str, Any]], None]
+
+
+class TerminalListener(RunLines):
+    """Prints what happens: lines, and below them one that moves."""
+
+    def __init__(self, console: PlainConsole) -> None:
+        super().__init__(self._print)
+        self._console = console
+        self._estimates: EstimatesShown = EstimatesShown(console)
+
+    def close(self) -> None:
+        """Take the moving line away: no line is left half-way."""
+        self._estimates.clear()
+
+    def _print(self, text: str) -> None:
+        self._estimates.clear()
+        self._console.print_line(text)
 
 
 class LiveConsole(PlainConsole):
@@ -55,81 +75,47 @@ class Panel(Live):
     """
 
     def __init__(self, console: LiveConsole, state: LiveState) -> None:
-        self._turn, self._over, self._state = console.turn, threading.Event(), state
-        self._drawing: tuple[int, list[int]] = (0, [])
+        self._state = state
+        self._rows: list[Text] = []
+        self._drawn: tuple[int, list[int]] = (0, [])
         """Columns of the terminal when it was drawn last, and of each of its rows."""
-        self._clock = threading.Thread(target=self._redraw, daemon=True)
         super().__init__(
             console=console,
-            get_renderable=lambda: _Rows(self),
-            auto_refresh=False,
+            get_renderable=self._draw,
+            refresh_per_second=DRAWINGS_PER_S,
             transient=True,
             redirect_stdout=False,
         )
+        self._lock = console.turn
 
     def write(self, kind: str, **data: Any) -> None:
         """Take one event."""
-        with self._turn:
+        with self._lock:
             self._state.take(kind, data, time.monotonic())
 
-    def start(self, refresh: bool = False) -> None:
-        """Draw it from now on."""
-        self._terminal = self.console.file
-        self._writer = Writer(self._terminal)
-        self.console.file = cast(IO[str], self._writer)
-        super().start(refresh=True)
-        self._clock.start()
-
-    def stop(self) -> None:
-        """Take it away."""
-        self._over.set()
-        if self._clock.is_alive():
-            self._clock.join()
-        super().stop()
-        self._writer.close()
-        self.console.file = self._terminal
-
-    def refresh(self) -> None:
-        """Draw it as it is now."""
-        with self._turn:
-            super().refresh()
-
-    def _redraw(self) -> None:
-        while not self._over.wait(REDRAW_S):
-            if not self._writer.is_behind:
-                self.refresh()
-
-    def draw(self, width: int, height: int) -> list[Text]:
-        """Return its rows for a terminal of that size; they are what is seen next."""
-        shown = []
+    def _draw(self) -> Group:
+        """Return its rows for the terminal as it is."""
+        width, height = self.console.size
+        self._rows = []
         if width >= LEAST_WIDTH and height >= LEAST_HEIGHT:
-            found = rows(self._state, time.monotonic(), width - 1)
-            for name, text in found[: height // 2]:
-                shown.append(Text.assemble((f"{name:<{LABEL}}", "cyan"), text, no_wrap=True))
-        self._drawing = width, [row.cell_len for row in shown]
-        return shown
+            for name, text in rows(self._state, time.monotonic())[: height // 2]:
+                row = Text.assemble((f"{name:<{LABEL}}", "cyan"), text)
+                row.no_wrap, row.overflow = True, "ellipsis"
+                row.truncate(width - 1, overflow="ellipsis")
+                self._rows.append(row)
+        return Group(*self._rows)
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """Return what is printed, between the erasure of the rows and their next drawing."""
-        return [self._erase_folds(), *super().process_renderables(renderables)]
+        erasure, width = self._erase_folds(), self.console.width
+        self._drawn = width, [min(row.cell_len, width) for row in self._rows]
+        return [erasure, *super().process_renderables(renderables)]
 
     def _erase_folds(self) -> Control:
-        """Erases what a narrower terminal has folded: it made several lines of a row."""
-        width, drawing = self.console.width, self._drawing
-        if width >= drawing[0]:
-            return Control()
-        more = sum(-(-columns // width) - 1 for columns in drawing[1])
+        """Return what erases the lines that a narrower terminal has made of a row."""
+        width, (before, columns) = self.console.width, self._drawn
+        more = 0 if width >= before else sum(-(-each // width) - 1 for each in columns)
         return Control(*((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * more)
-
-
-class _Rows:
-    """Draws a panel for the terminal as it is."""
-
-    def __init__(self, panel: Panel) -> None:
-        self._panel = panel
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from self._panel.draw(console.width, console.height)
 
 
 class LiveListener(RunEvents):
@@ -151,7 +137,7 @@ class _LinesAbove(TerminalListener):
 def run_view(
     *, quiet: bool = False, verifying: str = "", method: str | None = None
 ) -> Iterator[Listener]:
-    """Who hears of a run: a panel and lines, lines alone, or nobody.
+    """Yield who hears of a run: a panel and lines, lines alone, or nobody.
 
     Args:
         verifying: what is launched, where that is all that is done.
@@ -170,6 +156,31 @@ def run_view(
         state.doing, state.detail = "verifying", verifying
     with Panel(console, state) as panel:
         yield LiveListener(panel, _LinesAbove(console))
+
+
+@contextlib.contextmanager
+def remote_view(lines: EventListener, *, quiet: bool) -> Iterator[EventListener]:
+    """Yield who hears of the events of a service's run: a panel, or `lines` alone.
+
+    Times begin when an event arrives: one who attaches later sees those of what follows.
+    """
+    console = LiveConsole()
+    if quiet or not has_room(console):
+        yield lines
+        return
+    state = LiveState(
+        began=time.monotonic(), doing="waiting", detail="for the service", hears_steps=False
+    )
+    with Panel(console, state) as panel:
+
+        def hear(event: dict[str, Any]) -> None:
+            if event["kind"] == "line":
+                console.print_line(event["data"]["text"])
+            else:
+                with contextlib.suppress(*NONSENSE):  # of a worker of another version
+                    panel.write(event["kind"], **event["data"])
+
+        yield hear
 
 
 def has_room(console: Console) -> bool:

@@ -1,9 +1,11 @@
-"""What the rows of a run show: the state that follows from its events (`views/events.py`). Pure."""
+"""The rows of a run that goes on, and the state behind them, which follows from its events
+(`views/events.py`): what is done, how far it is, what is best, what is left. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.errors import visible
 from autotune.job.methods import METHODS
 from autotune.report.candidate_lines import describe
 from autotune.run.rehearse import (
@@ -15,8 +17,20 @@ from autotune.run.rehearse import (
     WORST_BATCH,
 )
 from autotune.space.knobs import from_knobs
-from autotune.units import format_seconds
+from autotune.units import format_bytes, format_seconds
 
+LABEL = 9
+"""Columns of a row's name."""
+CELLS = 20
+"""Columns of the bar of memory."""
+STAGES = {
+    DATA: "rows",
+    WORST_BATCH: "worst batch",
+    TIMED_STEPS: "timed steps",
+    EVALUATION: "evaluation",
+    SAVE: "save",
+}
+_STEPS = {"start": "a process starts", "build": "the trainer is built"}
 LAUNCH = (WORST_BATCH, TIMED_STEPS, EVALUATION, SAVE)
 """The stages of a launch, in their order, after the rows for it are written."""
 
@@ -151,3 +165,135 @@ class LiveState:
         stages = [stage for stage in LAUNCH if stage != EVALUATION or evaluates]
         last = max((n for n, stage in enumerate(stages) if stage in over), default=-1)
         return stages[last + 1 :]
+
+
+def rows(state: LiveState, now: float) -> list[tuple[str, str]]:
+    """Return the name and the text of each row, the most important first. A terminal cuts off what
+    does not fit."""
+    since = whole_seconds(now - state.began)
+    parts: dict[str, list[str]] = {
+        "now": [f"{state.doing}, {since}: {state.detail}"],
+        "steps": list(_steps(state, now)),
+        "memory": list(_memory(state)),
+        "best": list(_best(state)),
+        "gain": list(_gain(state)),
+        "time": list(_time(state, now)),
+        "budget": list(_budget(state, now)),
+        "left": list(_left(state)),
+        "out": _reasons(state),
+    }
+    return [(name, visible("; ".join(texts))) for name, texts in parts.items() if texts]
+
+
+def whole_seconds(seconds: float) -> str:
+    """Return a time that runs: `12 s`, `4 min 10 s`, `5 min`."""
+    whole = max(int(seconds), 0)
+    return f"{whole} s" if whole < 120 else format_seconds(whole).removesuffix(" 0 s")
+
+
+def _steps(state: LiveState, now: float) -> Iterator[str]:
+    """Yield how far the running probe is, or the launch."""
+    if state.steps is not None:
+        stage = state.steps.get("stage", "start")
+        if stage != "train":
+            yield _STEPS[stage]
+            return
+        done, most = state.steps["micro_steps"], state.steps["most_micro_steps"]
+        yield f"{done} of at most {most} micro-steps" if most else f"{done} micro-steps"
+        if speed := state.steps["tokens_per_s"]:
+            yield f"{_speed(speed, state.steps['relative_uncertainty'])}"
+    elif state.verifying and state.stages:
+        to_come = state.stages_to_come
+        if to_come:
+            yield f"now {STAGES[to_come[0]]}, {whole_seconds(now - state.stage_since)}"
+        done = [f"{STAGES[stage]} {format_seconds(seconds)}" for stage, seconds in state.stages]
+        yield f"done {', '.join(done)}"
+        if to_come[1:]:
+            yield f"then {', '.join(STAGES[stage] for stage in to_come[1:])}"
+
+
+def _memory(state: LiveState) -> Iterator[str]:
+    """Yield the memory of the running probe, against the limit."""
+    peak, limit = (state.steps or {}).get("peak_memory_bytes"), state.limit_bytes
+    if peak is None or not limit:
+        return
+    filled = min(round(CELLS * peak / limit), CELLS)
+    bar = f"[{'#' * filled}{'.' * (CELLS - filled)}]"
+    yield f"{bar} peak {format_bytes(peak)} of {format_bytes(limit)}"
+    if state.standing is not None:
+        yield f"at most {format_bytes(state.standing['allowed_bytes'])} to be recommended"
+
+
+def _best(state: LiveState) -> Iterator[str]:
+    if state.standing is None:
+        return
+    best = state.standing["best"]
+    if best is None:
+        if state.standing["probes"]:
+            yield "none yet: nothing that was probed fits"
+        return
+    speed = _speed(best["tokens_per_s"], best["relative_uncertainty"])
+    peak = best["peak_memory_bytes"]
+    yield f"probe {best['probe']}, {speed}" + (f", {format_bytes(peak)}" if peak else "")
+    yield describe(from_knobs(best["knobs"]), state.free_knobs)
+
+
+def _gain(state: LiveState) -> Iterator[str]:
+    """Yield what the running probe is made for."""
+    outlook = state.promise
+    if state.close:
+        yield f"probes {', '.join(map(str, state.close))} are too close to call"
+    elif outlook is not None and outlook["job_s"] is None:
+        yield f"this probe is expected to be {100 * outlook['gain']:.1f}% faster"
+    elif outlook is not None:
+        saved = whole_seconds(outlook["gain"] * outlook["job_s"])
+        job, cost = whole_seconds(outlook["job_s"]), whole_seconds(outlook["cost_s"])
+        yield f"this probe is expected to save {saved} of a job of {job}; it costs about {cost}"
+
+
+def _budget(state: LiveState, now: float) -> Iterator[str]:
+    """Yield what is used; a probe that runs counts."""
+    standing = state.standing
+    if standing is None:
+        return
+    running_s = 0.0 if state.probing_since is None else now - state.probing_since
+    yield f"{standing['probes']} of {standing['most_probes']} probes"
+    used_s = standing["probing_s"] + running_s
+    yield f"{whole_seconds(used_s)} of {whole_seconds(standing['most_probing_s'])}"
+
+
+def _time(state: LiveState, now: float) -> Iterator[str]:
+    """Yield what is left of it, counted from when that was told."""
+    standing, since_s = state.standing, now - state.standing_since
+    if standing is None:
+        return
+    if standing["total_left_s"] is not None:
+        yield f"{whole_seconds(standing['total_left_s'] - since_s)} left of the total"
+    if standing["left_s"] is not None and not (state.verifying or state.close):
+        yield f"the search takes up to about {whole_seconds(standing['left_s'] - since_s)} more"
+
+
+def _left(state: LiveState) -> Iterator[str]:
+    if state.standing is None:
+        return
+    out = sum(state.ruled_out.values())
+    yield f"{state.standing['candidates_left']} of {state.candidates} candidates"
+    if state.standing["probes"]:
+        yield f"{state.standing['probes']} probed"
+    if out:
+        yield f"{out} need no probe"
+
+
+def _reasons(state: LiveState) -> list[str]:
+    """Return why candidates went without a probe, the most frequent reason first."""
+    if state.standing is None:
+        return []
+    pairs = sorted(state.ruled_out.items(), key=lambda pair: -pair[1])
+    return [f"{count}: {why}" for why, count in pairs]
+
+
+def _speed(tokens_per_s: float, uncertainty: float | None) -> str:
+    if uncertainty is None:
+        return f"{tokens_per_s:.0f} tokens/s"
+    percent = 100 * uncertainty
+    return f"{tokens_per_s:.0f} tokens/s +-{percent:.{0 if percent >= 10 else 1}f}%"

@@ -1,1 +1,0 @@
-"""A run as it goes, in a few rows below what it prints."""
