@@ -15,11 +15,12 @@ from autotune.bundle.bundle import (
 )
 from autotune.bundle.mark import digests, marked
 from autotune.bundle.readme import heading, knobs_table, page, plain_name, step_name
-from autotune.estimate.estimate import Estimate, estimate_from_plain
+from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.job.job import Job, NoData
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import to_yaml
+from autotune.plain_data import from_plain
 from autotune.plan.answer import SPEED_ERROR, training_s
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate, from_knobs
@@ -68,7 +69,7 @@ class Planned:
         """Return what `plain` gave as JSON data."""
         return cls(
             candidate=from_knobs(data["knobs"]),
-            estimate=estimate_from_plain(data["estimate"]),
+            estimate=from_plain(Estimate, data["estimate"]),
             **{name: data[name] for name in ("device", "candidates", "limit_bytes")},
         )
 

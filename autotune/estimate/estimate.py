@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.estimate.protocol import PointReply
@@ -16,7 +16,8 @@ from autotune.estimate.residual import Residual
 from autotune.estimate.speed.step_time import TimeParts
 from autotune.estimate.variant import AT_MOST, UNTRACEABLE
 from autotune.facts.devices import DeviceFacts
-from autotune.space.vllm.memory import ServerNeeds, server_needs_from_plain
+from autotune.plain_data import to_plain
+from autotune.space.vllm.memory import ServerNeeds
 
 FRAGMENTATION, CONTEXT = "fragmentation", "context"
 MIB = 2**20
@@ -67,7 +68,7 @@ class Estimate:
     parts: Mapping[str, int]
     peak_operator: str
     peak_phase: str
-    retries: int
+    allocator_retries: int
     method: str
     notes: tuple[str, ...]
     sigma_bytes: int
@@ -124,48 +125,13 @@ class Estimate:
         return self.method in {"trace", "scaled trace"}
 
     def plain(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return {
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "parts": dict(self.parts),
-            "peak_operator": self.peak_operator,
-            "peak_phase": self.peak_phase,
-            "allocator_retries": self.retries,
-            "step_time_s": self.step_time_s,
-            "tokens_per_s": self.tokens_per_s,
-            "time_parts": None if self.time_parts is None else asdict(self.time_parts),
-            "method": self.method,
-            "notes": list(self.notes),
-            "sigma_bytes": self.sigma_bytes,
-            "p_oom": round(self.p_oom, 4),
-            "at_most": self.at_most,
-            "at_least": self.at_least,
-            "offloaded_bytes": self.offloaded_bytes,
-            "left_out": list(self.left_out),
-            "continued_sigma": self.continued_sigma,
-            "missing_bytes": self.missing_bytes,
-            "server": None if self.server is None else self.server.plain(),
-            "host_bytes": self.host_bytes,
-            "p_host_oom": None if self.p_host_oom is None else round(self.p_host_oom, 4),
-            "host_missing_bytes": self.host_missing_bytes,
-        }
-
-
-def estimate_from_plain(data: Mapping[str, Any]) -> Estimate:
-    """Return the estimate that JSON data hold."""
-    names = {field.name for field in dataclasses.fields(Estimate)}
-    values = {name: value for name, value in data.items() if name in names}
-    parts, server = data.get("time_parts"), data.get("server")
-    values |= {
-        "retries": data["allocator_retries"],
-        "notes": tuple(data["notes"]),
-        "left_out": tuple(data.get("left_out", ())),
-        "time_parts": None if parts is None else TimeParts(**parts),
-        "server": None if server is None else server_needs_from_plain(server),
-    }
-    return Estimate(**values)
+        """Return the estimate as JSON data; `fits` is said beside it."""
+        data: dict[str, Any] = to_plain(self)
+        del data["fits"]
+        data["p_oom"] = round(self.p_oom, 4)
+        data["p_host_oom"] = None if self.p_host_oom is None else round(self.p_host_oom, 4)
+        data["server"] = None if self.server is None else self.server.plain()
+        return data
 
 
 def prior_residual(device: DeviceFacts, process_bytes: int, devices: int = 1) -> Residual:
@@ -231,7 +197,7 @@ def estimated(
         parts=parts,
         peak_operator=point.operator,
         peak_phase=point.phase,
-        retries=point.retries,
+        allocator_retries=point.retries,
         method="adjusted trace" if replaced else point.method,
         notes=tuple(f"{name}: {UNTRACEABLE[name][1]}" for name in replaced),
         sigma_bytes=round(residual.sigma(training_bytes)),

@@ -24,7 +24,7 @@ from autotune.facts.known_models import known_model
 from autotune.facts.model_files import MOST_BYTES
 from autotune.job.job import Job, NoData
 from autotune.job.text_file import is_readable
-from autotune.plain_data import NONSENSE
+from autotune.plain_data import NONSENSE, from_plain, to_plain
 from autotune.process.files import user_cache
 from autotune.process.messages import read_json, write_json
 from autotune.space.definition import SpaceDefinition
@@ -135,7 +135,7 @@ class PlanCache:
         """Return what was measured of a device of this machine."""
         data: Any = read_json(self._ceilings_file(device))
         with contextlib.suppress(*NONSENSE):
-            return Ceilings.from_plain(data)
+            return from_plain(Ceilings, data)
         return None
 
     def keep_ceilings(self, device: str, measured: Ceilings) -> None:
@@ -143,7 +143,7 @@ class PlanCache:
         file = self._ceilings_file(device)
         with contextlib.suppress(OSError):
             self.make("ceilings")
-            write_json(file, measured.plain())
+            write_json(file, to_plain(measured))
 
     def _ceilings_file(self, device: str) -> Path:
         """Return one for each device, number of cores and torch: these decide its rates."""

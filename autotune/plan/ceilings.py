@@ -6,14 +6,13 @@ from typing import Any
 from autotune.estimate.speed.ceilings import Ceilings, ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
-from autotune.plain_data import NONSENSE
+from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import LIMITS
 from autotune.plan.progress import Progress
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
 from autotune.space.settings import threads
-from autotune.value_types import checked
 
 CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
 BUSY = 0.05
@@ -60,7 +59,7 @@ def _measured(
     server.run(folder, CEILINGS_WORKER, LIMITS)
     reply: Any = read_json(folder.reply)
     try:
-        ceilings = checked(Ceilings.from_plain(reply["ceilings"]), Ceilings)
+        ceilings = from_plain(Ceilings, reply["ceilings"])
         is_quiet = (reply["processor_wait_share"] or 0.0) <= BUSY
     except NONSENSE:
         return None

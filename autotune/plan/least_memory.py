@@ -38,7 +38,7 @@ def ruled_out(settings: Settings, limit: int) -> Estimate | None:
         parts=parts,
         peak_operator="",
         peak_phase=STEP,
-        retries=0,
+        allocator_retries=0,
         method=LOWER_BOUND,
         notes=("not traced: weights, gradients and optimizer states alone are too much",),
         sigma_bytes=0,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.estimate.estimate import Estimate, estimate_from_plain
+from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual, refined
 from autotune.estimate.speed.calibration import (
     Coefficients,
@@ -15,6 +15,7 @@ from autotune.estimate.speed.calibration import (
     rank_correlation,
     top_k_regret,
 )
+from autotune.plain_data import from_plain
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
@@ -143,7 +144,7 @@ class Expectations:
 def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
     """Return the expectations that JSON data hold."""
     return Expectations(
-        estimates={key: estimate_from_plain(fields) for key, fields in data["estimates"].items()},
+        estimates={key: from_plain(Estimate, fields) for key, fields in data["estimates"].items()},
         prior=Residual(**data["prior"]),
         limit_bytes=data["limit_bytes"],
     )

@@ -20,6 +20,7 @@ from typing import Any
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.plain_data import to_plain
 from autotune.plan.cache import PlanCache, code_version
 from autotune.run.expectations import Expectations
 from autotune.search.record import Record
@@ -129,7 +130,7 @@ def circumstances(job: Job, facts: Facts) -> str | None:
         return None
     versions = {name: facts.stack.versions.get(name) for name in ("torch", "transformers", "trl")}
     precision, _ = resolve_precision(job, facts.device)
-    circumstance = [versions, facts.device.driver, precision, code_version(), rates.plain()]
+    circumstance = [versions, facts.device.driver, precision, code_version(), to_plain(rates)]
     return json.dumps(circumstance, sort_keys=True)
 
 

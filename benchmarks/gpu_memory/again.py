@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.speed.ceilings import Ceilings
+from autotune.plain_data import from_plain
 from autotune.plan.cache import PlanCache
 from autotune.plan.estimator import Estimator
 from autotune.space.knobs import from_knobs
@@ -57,7 +58,7 @@ def main() -> None:
     again: list[Row] = [{"about": {**told(), "command": command, "device": arguments.device}}]
     ceilings = None
     if arguments.ceilings is not None:
-        ceilings = Ceilings.from_plain(json.loads(arguments.ceilings.read_text(encoding="utf-8")))
+        ceilings = from_plain(Ceilings, json.loads(arguments.ceilings.read_text(encoding="utf-8")))
     print("allocated GiB predicted, again, measured; reserved; seconds of a step; job")
     with tempfile.TemporaryDirectory(prefix="autotune-again-") as scratch:
         cache = PlanCache(path=Path(os.environ.get("AUTOTUNE_CACHE") or f"{scratch}/cache"))

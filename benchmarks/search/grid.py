@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.estimate import Estimate, estimate_from_plain
+from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual
+from autotune.plain_data import from_plain
 from autotune.run.expectations import Expectations
 from autotune.search.sampler.expected import Expected, Params
 from autotune.search.sampler.params import choice, expected_of
@@ -119,7 +120,7 @@ def read_grid(file: Path) -> Grid:
         row = json.loads(line)
         rows[row["row"]].append(row)
     estimates = {
-        from_knobs(row["knobs"]).key: estimate_from_plain(row["estimate"])
+        from_knobs(row["knobs"]).key: from_plain(Estimate, row["estimate"])
         for row in rows["estimate"]
     }
     readings: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -35,6 +35,7 @@ from autotune.estimate.speed.step_time import (  # noqa: E402
 )
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
+from autotune.plain_data import from_plain, to_plain  # noqa: E402
 from autotune.probe import measure  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
@@ -82,7 +83,7 @@ class Bench:
         """Of this machine, now."""
         request = {"device_kind": "cpu", "device_index": 0, "threads": threads}
         worker = f"{WORKERS}:ceilings_by_processor_time" if self.processor_time else CEILINGS
-        return Ceilings.from_plain(self.ask("ceilings", worker, request)["ceilings"])
+        return from_plain(Ceilings, self.ask("ceilings", worker, request)["ceilings"])
 
     def trace(self, name: str, precision: str, candidate: Candidate) -> dict[str, Any]:
         """The traced work of a candidate."""
@@ -184,7 +185,7 @@ def about_this_run(bench: Bench, ceilings: Ceilings, seconds: float) -> dict[str
         "threads": bench.facts.device.cores,
         "clock": "processor" if bench.processor_time else "wall",
         "ceilings_s": round(seconds, 1),
-        "ceilings": ceilings.plain(),
+        "ceilings": to_plain(ceilings),
     }
 
 

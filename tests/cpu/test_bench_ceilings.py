@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.estimate.speed.ceilings import Ceilings
+from autotune.plain_data import from_plain
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.server import ChildServer
@@ -34,7 +35,7 @@ def measured(server: ChildServer, path: Path, sizes: dict[str, object]) -> Ceili
     assert (ending.why, ending.exit_code) == ("exited", 0), folder.stderr.read_text()
     reply = read_json(folder.reply)
     assert reply["processor_wait_share"] is None or reply["processor_wait_share"] >= 0
-    return Ceilings.from_plain(reply["ceilings"])
+    return from_plain(Ceilings, reply["ceilings"])
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts import facts_from_plain
 from autotune.facts.device_kinds import find_kind
+from autotune.plain_data import to_plain
 from autotune.plan import children
 from autotune.plan.cache import PlanCache
 from autotune.plan.ceilings import _measured
@@ -197,7 +198,7 @@ def replies(folder: Path) -> None:
         "problems": {"problems": [["dataset", "has no rows", None]]},
         "trace": untraced("why").plain(),
         "rehearsal": RehearsalReply(untimed=2, timed=4, sizes=[10, 20, 30, 40]).plain(),
-        "ceilings": {"ceilings": rates.plain(), "processor_wait_share": 0.0},
+        "ceilings": {"ceilings": to_plain(rates), "processor_wait_share": 0.0},
     }
     for name, reply in good.items():
         write_json(folder / f"{name}.json", reply)

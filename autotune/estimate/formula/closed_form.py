@@ -134,7 +134,7 @@ def closed_form(
         parts={**parts, VLLM: vllm, CONTEXT: expected - total},
         peak_operator="",
         peak_phase="",
-        retries=0,
+        allocator_retries=0,
         method="closed form",
         notes=(f"could not be traced ({reason}); {KNOWN_ERROR}",),
         sigma_bytes=round(formula_residual.sigma(training_bytes)),

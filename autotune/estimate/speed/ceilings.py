@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from autotune.facts.device_kinds import DeviceKind, rules_of
 from autotune.space.cudnn_attention import USUAL_TORCH
@@ -107,27 +107,6 @@ class Ceilings:
         figures += [row.bytes_per_s for row in self.operators]
         if not all(math.isfinite(figure) and figure > 0 for figure in figures):
             raise ValueError(f"every rate of {self.device} must be a number above 0")
-
-    def plain(self) -> dict[str, Any]:
-        """Return the rates as JSON data."""
-        rows = ("matmul", "attention", "bandwidth", "operators")
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**fields, **{name: [list(row) for row in fields[name]] for name in rows}}
-
-    @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Self:
-        """Return the rates that JSON data hold.
-
-        Raises:
-            TypeError, ValueError: the data are not those of `plain`.
-        """
-        tables = {
-            "matmul": tuple(MatmulRate(*row) for row in data["matmul"]),
-            "attention": tuple(AttentionRate(*row) for row in data["attention"]),
-            "bandwidth": tuple(Bandwidth(*row) for row in data["bandwidth"]),
-            "operators": tuple(OperatorRate(*row) for row in data.get("operators", ())),
-        }
-        return cls(**{**data, **tables})
 
     # -- rates
 

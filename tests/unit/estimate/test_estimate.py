@@ -15,7 +15,6 @@ from autotune.estimate.estimate import (
     GUESSED_SIGMA,
     HOPPER_PRIOR,
     Estimate,
-    estimate_from_plain,
     estimated,
     prior_residual,
 )
@@ -25,6 +24,7 @@ from autotune.estimate.residual import Residual
 from autotune.estimate.variant import UNTRACEABLE
 from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.facts.devices import cpu
+from autotune.plain_data import from_plain
 
 MIB = 2**20
 GIB = 2**30
@@ -154,7 +154,7 @@ def test_what_follows_from_fewer_layers_scatters_more():
     assert direct.peak_memory_bytes == continued.peak_memory_bytes == 10_000 * MIB
     assert (direct.sigma_bytes, continued.sigma_bytes) == (400 * MIB, 500 * MIB)
     assert continued.traced
-    assert estimate_from_plain({**continued.plain(), "fits": True}) == continued
+    assert from_plain(Estimate, {**continued.plain(), "fits": True}) == continued
 
 
 @given(points(), RESIDUALS, LAYERS)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autotune.estimate.estimate import estimate_from_plain
+from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.offload import (
     OffloadedTraining,
     offloaded_bytes,
@@ -10,6 +10,7 @@ from autotune.estimate.formula.offload import (
 )
 from autotune.estimate.residual import Residual
 from autotune.facts.host import HostFacts
+from autotune.plain_data import from_plain
 from autotune.plan.host_memory import with_host
 from autotune.run.expectations import Expectations
 from autotune.run.loop import BEYOND_HOST, reasons_against
@@ -103,7 +104,7 @@ def test_what_the_host_has_not_does_not_fit_and_says_so():
     assert estimate.missing_bytes is None  # the device has enough
     assert estimate.host_missing_bytes == estimate.host_bytes - int(64 * GIB * 0.95)
     assert "8 processes take about" in estimate.notes[-1]
-    assert estimate_from_plain({**estimate.plain(), "fits": False}).host_missing_bytes > 0
+    assert from_plain(Estimate, {**estimate.plain(), "fits": False}).host_missing_bytes > 0
     assert hosted(ON_DEVICE, 64).fits
 
 

@@ -36,6 +36,7 @@ from autotune.estimate.speed.ceilings import (
 from autotune.estimate.speed.measuring.clock import Clock, CudaClock
 from autotune.estimate.speed.step_time import BACKWARD
 from autotune.estimate.tracing.operator_work import work_of
+from autotune.plain_data import to_plain
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import processor_wait_seconds
 from autotune.space.cudnn_attention import CUDNN_LAST
@@ -213,7 +214,7 @@ CUDA = Sizes(
 
 def measure(path: Path) -> None:
     """Answer `request.json` (`device_kind`, `device_index`, `threads`) with `ceilings`
-    (`Ceilings.plain()`) and `processor_wait_share`, of the time that threads waited for a core.
+    (`Ceilings`) and `processor_wait_share`, of the time that threads waited for a core.
 
     `sizes` in the request replaces fields of `Sizes`.
     """
@@ -234,7 +235,7 @@ def measure(path: Path) -> None:
     else:
         bench = Bench(Clock(torch.device("cpu")), replace(CPU, **sizes))
     began, wait_before = time.monotonic(), processor_wait_seconds()
-    ceilings = bench.ceilings().plain()
+    ceilings = to_plain(bench.ceilings())
     share = None
     if wait_before is not None and (wait_after := processor_wait_seconds()) is not None:
         share = (wait_after - wait_before) / (time.monotonic() - began) / request["threads"]

@@ -18,6 +18,7 @@ from autotune.estimate.speed.ceilings import (
     interpolate,
 )
 from autotune.facts.device_kinds import device_kinds, find_kind
+from autotune.plain_data import from_plain, to_plain
 
 SIZES = st.integers(1, 1 << 18)
 RECORDED = Path(__file__).parents[4] / "benchmarks" / "recorded"
@@ -53,7 +54,7 @@ def make_ceilings(**changes):
 def test_ceilings_come_back_from_json_as_they_were():
     ceilings = make_ceilings()
     ceilings.matmul_flops_per_s("float32", 5, 5, 5)  # what a lookup keeps is not written
-    again = Ceilings.from_plain(json.loads(json.dumps(ceilings.plain())))
+    again = from_plain(Ceilings, json.loads(json.dumps(to_plain(ceilings))))
     assert again == ceilings
     assert again.matmul[0].flops_per_s == 16e9 and again.bandwidth[1].moved_bytes == 1_000_000
 
@@ -154,7 +155,7 @@ def test_a_gpu_known_by_its_memory_alone_has_no_ceilings():
 @pytest.mark.parametrize("name", ["h100", "h200"])
 def test_tabled_rates_are_near_those_that_were_measured(name):
     file = RECORDED / f"gpu-smoke-{name}-2026-11-26" / "ceilings.json"
-    measured = Ceilings.from_plain(json.loads(file.read_text(encoding="utf-8")))
+    measured = from_plain(Ceilings, json.loads(file.read_text(encoding="utf-8")))
     tabled = ceilings_of_kind(find_kind(name))
 
     def ratio(method, *arguments, **options):
@@ -177,7 +178,7 @@ def test_attention_of_cudnn_has_rates_of_its_own_where_they_are_known():
     fast = AttentionRate("bfloat16", 64, False, True, 3e9, cudnn=True)
     half = MatmulRate("bfloat16", 16, 16, 16, 9e9)
     for rates, expected in (((slow, fast), 3e9), ((slow,), 1e9)):
-        ceilings = Ceilings.from_plain(make_ceilings(matmul=(half,), attention=rates).plain())
+        ceilings = from_plain(Ceilings, to_plain(make_ceilings(matmul=(half,), attention=rates)))
         found = ceilings.attention_flops_per_s(
             "bfloat16", 64, backward=False, masked=True, cudnn=True
         )

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from autotune.cli.views.splits import divisions, divisions_table
 from autotune.errors import UserError
-from autotune.estimate.estimate import estimate_from_plain
+from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual
+from autotune.plain_data import from_plain
 from autotune.plan.exchange import with_server
 from autotune.probe.survey import refuse_untried
 from autotune.report.candidate_lines import describe
@@ -216,7 +217,7 @@ def test_a_candidate_fits_where_training_and_server_do():
     assert fitting == {(4, 4), (4, 2)}
     (estimate,) = [e for c, e in pairs if (c["num_processes"], e.server.devices) == (4, 1)][:1]
     assert estimate.missing_bytes is None and not estimate.fits
-    assert estimate_from_plain(estimate.plain() | {"fits": estimate.fits}) == estimate
+    assert from_plain(Estimate, estimate.plain() | {"fits": estimate.fits}) == estimate
     # No probe is worth it.
     key = pairs[0][0].key
     expected = Expectations(estimates={key: estimate}, prior=Residual(), limit_bytes=80 * GIB)
