@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from autotune.estimate.protocol import RolloutTraceRequest, TraceRequest
 from autotune.estimate.tracing.kernels.cpu import peak_bytes, phase_peaks
 from autotune.estimate.tracing.phases import StepPhases
-from autotune.estimate.tracing.rollout import as_trace, free_rewards, phases_of, prompt_dataset
+from autotune.estimate.tracing.rollout import free_rewards, phases_of, prompt_dataset
 from autotune.estimate.tracing.rollout_phases import STEPS
 from autotune.estimate.tracing.trace import feed, row_dataset, trace_config, trainer_spec
 from autotune.training.registry import family
@@ -27,7 +27,7 @@ def real_peak_bytes(request: TraceRequest) -> int:
         tempfile.TemporaryDirectory(prefix="autotune-truth-") as scratch,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
-        config = trace_config(request, Path(scratch))
+        config = trace_config(request, min(request.micro_steps), Path(scratch))
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = len(request.steps)
@@ -41,19 +41,20 @@ def real_peak_bytes(request: TraceRequest) -> int:
 def real_rollout_peaks(request: RolloutTraceRequest) -> dict[str, int]:
     """Peak of each phase, of the bytes that the CPU allocator had given out, while an online
     trainer really generated and trained."""
-    asked, marks = as_trace(request), _Marks()
+    marks = _Marks()
     tracer: Any = marks
     with (
         tempfile.TemporaryDirectory(prefix="autotune-truth-") as scratch,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
         trains = family(request.method)
-        _, training, model = trains.parse(trace_config(asked, Path(scratch)), Path(scratch))
+        config = trace_config(request, request.micro_steps, Path(scratch))
+        _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = STEPS
-        made = trains.models(trainer_spec(asked), training, model, "cpu")
+        made = trains.models(trainer_spec(request), training, model, "cpu")
         made = dataclasses.replace(made, rewards=free_rewards(made.rewards))
         rows = prompt_dataset(request)
-        trainer = trains.trainer(trainer_spec(asked), training, model, rows, made)
+        trainer = trains.trainer(trainer_spec(request), training, model, rows, made)
         del made
         watch = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
         phases_of(tracer, trainer, request, watch).install()

@@ -26,8 +26,8 @@ class MicroBatch(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceRequest(Message):
-    """Trace a few optimizer steps of a candidate without a device.
+class TracedTrainer(Message):
+    """A candidate's trainer, to be traced without a device.
 
     Attributes:
         method: of training.
@@ -35,11 +35,6 @@ class TraceRequest(Message):
         model_path: a model folder with a config and a tokenizer.
         layers: decoder layers to trace; None: all of them.
         cuda: fields of `CudaRules`; None: the CPU as it is.
-        steps: the micro-batch of each optimizer step.
-        micro_steps: how often each step does it.
-        sharding: fields of `space.sharding.Sharding`; None: one process.
-        rank: which of its processes.
-        deepspeed: DeepSpeed's JSON, where `sharding` says DeepSpeed.
     """
 
     method: str
@@ -47,16 +42,30 @@ class TraceRequest(Message):
     model_path: str
     layers: int | None
     cuda: dict[str, Any] | None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest(TracedTrainer):
+    """Trace a few optimizer steps.
+
+    Attributes:
+        steps: the micro-batch of each optimizer step.
+        micro_steps: how often each step does it.
+        sharding: fields of `space.sharding.Sharding`; None: one process.
+        rank: which of its processes.
+        deepspeed: DeepSpeed's JSON, where `sharding` says DeepSpeed.
+    """
+
     steps: list[MicroBatch]
     micro_steps: list[int]
-    seed: int = 0
     sharding: dict[str, Any] | None = None
     rank: int = 0
     deepspeed: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutTraceRequest(Message):
+class RolloutTraceRequest(TracedTrainer):
     """Trace two optimizer steps of a candidate that generates what it is trained on.
 
     Attributes:
@@ -66,16 +75,10 @@ class RolloutTraceRequest(Message):
         micro_steps: of an optimizer step: 1 or 2, the others are like the second.
     """
 
-    method: str
-    config: dict[str, Any]
-    model_path: str
-    layers: int | None
-    cuda: dict[str, Any] | None
     prompts: list[int]
     tokens: int
     again: bool
     micro_steps: int
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ trace of it is needed. A candidate whose bound is below the limit may fit or not
 """
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.zero import zero_of
+from autotune.estimate.formula.devices import zero_of
 from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, STEP, WEIGHTS
 from autotune.job.methods import METHODS
 from autotune.space.quantization import bits_of

@@ -2,8 +2,8 @@
 of DeepSpeed's stages and of FSDP2 follow by formula. Pure.
 
 A space of several devices multiplies its ways through the program by a dozen engines. What an
-engine changes is known roughly without tracing it (`estimate/formula/zero.py`); that is enough to
-see which of them are worth a trace of their own (`engines.py`).
+engine changes is known roughly without tracing it (`estimate/formula/devices.py`); that is enough
+to see which of them are worth a trace of their own (`engines.py`).
 """
 
 import dataclasses
@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.estimate.formula.ddp import zero_of_request
-from autotune.estimate.formula.zero import sharded_point
+from autotune.estimate.formula.devices import sharded_point, zero_of_request
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.plan.exchange import is_wide, trained_parameters
 from autotune.plan.variants import Member, VariantTask

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate.formula.ddp import with_buckets
+from autotune.estimate.formula.devices import with_buckets
 from autotune.estimate.records.depths import at_depth, depths
 from autotune.estimate.records.events import MICRO_STEP, PARTS, PHASE, STEP, Event, Live
-from autotune.estimate.records.interpolation import Weights, lagrange
 from autotune.estimate.records.layers import Irregular
+from autotune.estimate.records.shapes import Weights, lagrange
 from autotune.estimate.variants.sharded import ContinuedStep, Depth, trace_depth
 from benchmarks.public_tables.cases import ROW, Case
 

@@ -48,7 +48,7 @@ def compared(case: Case, models: Path) -> dict[str, Any]:
     """The row of one case: each figure from few layers, and from all."""
     from autotune.estimate.allocator.replay import replayed
     from autotune.estimate.records.depths import at_depth, depths
-    from autotune.estimate.records.interpolation import lagrange
+    from autotune.estimate.records.shapes import lagrange
     from autotune.estimate.variants.sharded import ContinuedStep, trace_depth, work_of_all
     from autotune.space.sharding.sharding import Sharding
 

@@ -30,7 +30,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import transformers.training_args as arguments  # noqa: E402
 
-from autotune.estimate.formula.ddp import with_buckets  # noqa: E402
+from autotune.estimate.formula.devices import with_buckets  # noqa: E402
 from autotune.estimate.protocol import TraceRequest  # noqa: E402
 from autotune.estimate.records.events import live_bytes  # noqa: E402
 from autotune.estimate.records.steps import since_training, split_by_place  # noqa: E402
@@ -75,7 +75,7 @@ def real_rank(request: TraceRequest, rank: int, port: int) -> dict[str, Any]:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
-        config = trace_config(request, Path(scratch))
+        config = trace_config(request, min(request.micro_steps), Path(scratch))
         if sharding.distributed_type not in DATA_PARALLEL:
             torch.distributed.init_process_group("gloo")
             state_on_cpu(sharding, "gloo")

@@ -10,7 +10,7 @@ It ends in an unmapped block; further unmapped blocks are pages that were given 
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 MIB = 1 << 20
 ROUNDING = 512
@@ -151,10 +151,6 @@ class Pool(ABC):
     def release(self) -> None:
         """Give the driver back what can be given back (release_blocks)."""
 
-    @abstractmethod
-    def _heads(self) -> Iterable[Block]:
-        """Return the first block of every segment, by address."""
-
     def _insert(self, block: Block) -> None:
         block.free = True
         insort(self._free, (block.size, block.address, block))
@@ -171,11 +167,10 @@ class Pool(ABC):
 class FixedPool(Pool):
     """A pool of cudaMalloc's segments, which never change their size."""
 
-    __slots__ = ("_end", "_segments")
+    __slots__ = ("_end",)
 
     def __init__(self, driver: Driver, least_rest: int) -> None:
         super().__init__(driver, least_rest)
-        self._segments: dict[int, Block] = {}
         self._end = 0
 
     def grow(self, size: int) -> Block:
@@ -183,7 +178,6 @@ class FixedPool(Pool):
         segment = segment_bytes(size)
         self._driver.reserve(segment)
         block = Block(self, self._end, segment, mapped=True)
-        self._segments[block.address] = block
         self._end += segment
         return block
 
@@ -191,11 +185,7 @@ class FixedPool(Pool):
         """Give back the segments that are one free block; split ones stay."""
         for block in [b for *_, b in self._free if b.previous is None and b.next is None]:
             self._remove(block)
-            del self._segments[block.address]
             self._driver.give_back(block.size)
-
-    def _heads(self) -> Iterable[Block]:
-        return self._segments.values()
 
 
 ADDRESS_SPACE = 1 << 60
@@ -204,13 +194,12 @@ ADDRESS_SPACE = 1 << 60
 class ExpandablePool(Pool):
     """A pool with one segment that grows by pages of `page` bytes."""
 
-    __slots__ = ("_head", "_page", "_unmapped")
+    __slots__ = ("_page", "_unmapped")
 
     def __init__(self, driver: Driver, page: int) -> None:
         super().__init__(driver, least_rest=ROUNDING)
         self._page = page
-        self._head = Block(self, 0, rounded_up(ADDRESS_SPACE, page), mapped=False)
-        self._unmapped = [self._head]
+        self._unmapped = [Block(self, 0, rounded_up(ADDRESS_SPACE, page), mapped=False)]
 
     def take(self, size: int) -> Block | None:
         """Return a block as of any pool, but a block that can grow counts with all that it can grow
@@ -242,9 +231,6 @@ class ExpandablePool(Pool):
             end = (block.address + block.size) // self._page * self._page
             if begin < end:
                 self._unmap(block, begin, end)
-
-    def _heads(self) -> Iterable[Block]:
-        return [self._head]
 
     def _lowest_fit(self, size: int) -> Block:
         """Return the first of the blocks, free or unmapped, that hold `size`

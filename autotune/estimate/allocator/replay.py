@@ -37,19 +37,6 @@ from autotune.estimate.allocator.pools import (
 from autotune.estimate.records.events import ALLOCATE, FREE, STREAM, Event, MemoryUse, live_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocatorSettings:
-    """The settings of the allocator."""
-
-    limit_bytes: int | None = None
-    """The most that it may reserve; None: no limit."""
-    expandable_segments: bool = False
-    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
-
-
-DEFAULT_SETTINGS = AllocatorSettings()
-
-
 class OutOfMemory(Exception):
     """A request that did not fit, after all that is wholly free was given back. Bytes.
 
@@ -76,6 +63,10 @@ class OutOfMemory(Exception):
 class CachingAllocator:
     """The allocator of one device. Callers name their allocations by integers, as a record does.
 
+    Args:
+        limit_bytes: the most that it may reserve; None: no limit.
+        expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+
     Attributes (bytes):
         allocated_bytes: in use, as `torch.cuda.memory_allocated` counts: whole blocks.
         peak_allocated_bytes: its highest.
@@ -83,9 +74,9 @@ class CachingAllocator:
         roomy_limit_bytes: the least limit under which nothing so far would have been a retry.
     """
 
-    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
-        self._driver = Driver(settings.limit_bytes)
-        self._expandable = settings.expandable_segments
+    def __init__(self, limit_bytes: int | None = None, *, expandable_segments: bool) -> None:
+        self._driver = Driver(limit_bytes)
+        self._expandable = expandable_segments
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._live: dict[int, Block | None] = {}
         self.allocated_bytes = 0
@@ -228,18 +219,16 @@ def replayed(
         use: what the record's live storages add up to (`on_cuda`), where that is known already.
     """
     use = use or on_cuda(events)
-    free = _run(events, AllocatorSettings(expandable_segments=expandable_segments))
+    free = _run(events, CachingAllocator(expandable_segments=expandable_segments))
     reserved, retries, missing = free.peak_reserved_bytes, 0, None
     if limit_bytes is not None and free.roomy_limit_bytes > limit_bytes:
         if use.peak_bytes > limit_bytes:
             missing = use.peak_bytes - limit_bytes
         else:  # it may still fit, once the cache is given back
-            settings = AllocatorSettings(
-                limit_bytes=limit_bytes, expandable_segments=expandable_segments
-            )
+            squeezed = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
             try:
-                allocator = _run(events, settings)
-                reserved, retries = allocator.peak_reserved_bytes, allocator.retries
+                _run(events, squeezed)
+                reserved, retries = squeezed.peak_reserved_bytes, squeezed.retries
             except OutOfMemory as error:
                 missing = error.missing_bytes
     return Replay(use=use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
@@ -268,8 +257,7 @@ def on_cuda(events: Sequence[Event]) -> MemoryUse:
     return live_bytes(events, CUDA_GRANULE)
 
 
-def _run(events: Sequence[Event], settings: AllocatorSettings) -> CachingAllocator:
-    allocator = CachingAllocator(settings)
+def _run(events: Sequence[Event], allocator: CachingAllocator) -> CachingAllocator:
     allocate, free = allocator.allocate, allocator.free
     for event in events:
         kind, key = event[0], event[1]

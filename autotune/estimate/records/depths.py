@@ -45,8 +45,8 @@ from autotune.estimate.records.events import (
     Work,
     without_empty,
 )
-from autotune.estimate.records.interpolation import Weights, lagrange
 from autotune.estimate.records.layers import Irregular
+from autotune.estimate.records.shapes import Weights, lagrange
 from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS, SUB_GROUP
 from autotune.space.sharding.sharding import Sharding
 

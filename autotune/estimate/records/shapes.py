@@ -8,9 +8,11 @@ that polynomial, as many chunks of the loss as it needs, and as many layers as t
 Where the events of the shapes do not match, `Irregular` is raised, and the shape is traced itself.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import groupby
 
 from autotune.estimate.records.events import (
@@ -25,7 +27,6 @@ from autotune.estimate.records.events import (
     Work,
     chunk,
 )
-from autotune.estimate.records.interpolation import Weights, lagrange
 from autotune.estimate.records.layers import (
     CHUNKS,
     LAYERS,
@@ -36,6 +37,35 @@ from autotune.estimate.records.layers import (
 
 OWN, OWN_OF_OTHER = 1 << 40, 1 << 41
 """Ids from here on are a step's own; those below are of what was there before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weights of the known sizes in the polynomial through them, over one denominator."""
+
+    numerators: tuple[int, ...]
+    denominator: int
+
+    def interpolate(self, values: Sequence[int]) -> int:
+        """Return the polynomial's value, rounded; at least 0."""
+        first = values[0]
+        if all(value == first for value in values):
+            return first
+        mixed = sum(w * value for w, value in zip(self.numerators, values, strict=True))
+        return max((2 * mixed + self.denominator) // (2 * self.denominator), 0)
+
+
+def lagrange(sizes: Sequence[int], size: int) -> Weights:
+    """Return the weights of `sizes`, all different, at `size`."""
+    weights = []
+    for index, node in enumerate(sizes):
+        weight = Fraction(1)
+        for other_index, other_node in enumerate(sizes):
+            if other_index != index:
+                weight *= Fraction(size - other_node, node - other_node)
+        weights.append(weight)
+    common = math.lcm(*(weight.denominator for weight in weights))
+    return Weights(numerators=tuple(int(w * common) for w in weights), denominator=common)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,14 +66,7 @@ class TimeParts:
             return self
         overhead = max(self.overhead_s - self.device_s, 0.0)
         transfer = max(self.transfer_s - max(self.device_s, self.overhead_s), 0.0)
-        return TimeParts(
-            matmul_s=self.matmul_s,
-            attention_s=self.attention_s,
-            memory_s=self.memory_s,
-            overhead_s=overhead,
-            transfer_s=transfer,
-            exchange_s=self.exchange_s,
-        )
+        return replace(self, overhead_s=overhead, transfer_s=transfer, overlapped=False)
 
     def times(self, factor: float) -> "TimeParts":
         """Return the parts, each times `factor`."""

@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest, TraceRequest
+from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest
 from autotune.estimate.records import events
 from autotune.estimate.tracing.fake_dispatch import short_keys
 from autotune.estimate.tracing.kernels.bitsandbytes import without_bitsandbytes
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
-from autotune.estimate.tracing.layers import watch_layers
 from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
-from autotune.estimate.tracing.phases import StepPhases
+from autotune.estimate.tracing.phases import StepPhases, watch_layers
 from autotune.estimate.tracing.rollout_phases import STEPS, GroupPhases, Phases
 from autotune.estimate.tracing.trace import (
     inner_model,
@@ -45,16 +44,15 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         Exception: whatever the stack raises where the candidate cannot be traced.
     """
     cuda = None if request.cuda is None else CudaRules(**request.cuda)
-    trace = as_trace(request)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-trace-") as scratch,
-        flash_attention_installed(trace.config.get("attn_implementation")),
+        flash_attention_installed(request.config.get("attn_implementation")),
     ):
-        config = trace_config(trace, Path(scratch))
+        config = trace_config(request, request.micro_steps, Path(scratch))
         trains = family(request.method)
         _, training, model = trains.parse(config, Path(scratch))
         training.max_steps = STEPS
-        models = models_of(trace, training, model)
+        models = models_of(request, training, model)
         models = dataclasses.replace(models, rewards=free_rewards(models.rewards))
         tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
@@ -67,7 +65,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
                 materialize(module, tracer)
             with tracer:
                 rows = prompt_dataset(request)
-                trainer = trains.trainer(trainer_spec(trace), training, model, rows, models)
+                trainer = trains.trainer(trainer_spec(request), training, model, rows, models)
                 for parameter in trainer.model.parameters():
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
@@ -90,20 +88,6 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         work={name: [w.row for w in works] for name, works in work.items()},
         windows=phases.windows,
         policy=dict(tracer.policy),
-    )
-
-
-def as_trace(request: RolloutTraceRequest) -> TraceRequest:
-    """Return what both kinds of trace have in common."""
-    return TraceRequest(
-        method=request.method,
-        config=request.config,
-        model_path=request.model_path,
-        layers=request.layers,
-        cuda=request.cuda,
-        steps=[],
-        micro_steps=[request.micro_steps],
-        seed=request.seed,
     )
 
 

@@ -17,7 +17,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 
-from autotune.estimate.protocol import TraceReply, TraceRequest
+from autotune.estimate.protocol import TracedTrainer, TraceReply, TraceRequest
 from autotune.estimate.records import events as record
 from autotune.estimate.records.layers import LAYERS, Irregular
 from autotune.estimate.tracing.engines import (
@@ -31,9 +31,14 @@ from autotune.estimate.tracing.kernels.bitsandbytes import quantize, without_bit
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.liger import liger_installed
-from autotune.estimate.tracing.layers import chunks_watched, signatures, watch_layers
 from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
-from autotune.estimate.tracing.phases import ShardedStepPhases, StepPhases
+from autotune.estimate.tracing.phases import (
+    ShardedStepPhases,
+    StepPhases,
+    chunks_watched,
+    signatures,
+    watch_layers,
+)
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.row_formats import ROW_KINDS, turned_by_one
 from autotune.job.methods import METHODS
@@ -62,7 +67,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     sharding = None if request.sharding is None else Sharding(**request.sharding)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-trace-"))
-        config = trace_config(request, Path(scratch))
+        config = trace_config(request, min(request.micro_steps), Path(scratch))
         if sharding is not None:
             stack.enter_context(fake_world(sharding, request.rank))
             config = sharded_config(config, request.deepspeed, Path(scratch))
@@ -109,7 +114,7 @@ def trace_steps(request: TraceRequest) -> TraceReply:
     )
 
 
-def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
+def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
     """Return the models without storage, with as many layers as are asked for.
 
     Raises:
@@ -134,10 +139,10 @@ def models_of(request: TraceRequest, training: Any, model: Any) -> Models:
     return models
 
 
-def trace_config(request: TraceRequest, scratch: Path) -> dict[str, Any]:
-    """Return the flat configuration of the traced trainer."""
+def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dict[str, Any]:
+    """Return the flat configuration of the traced trainer, with this many micro-steps."""
     config = {**request.config, **family(request.method).overrides, **TRACE_OVERRIDES}
-    config["gradient_accumulation_steps"] = min(request.micro_steps)
+    config["gradient_accumulation_steps"] = micro_steps
     config["output_dir"] = str(scratch)
     if config.get("fp16"):  # needs a GPU; bf16 makes tensors of the same sizes
         config = {**config, "fp16": False, "bf16": True}
@@ -181,7 +186,7 @@ def _few_types(types: Sequence[str], layers: int) -> list[str]:
     return [*first, (left_out or types)[-1]]
 
 
-def trainer_spec(request: TraceRequest) -> TrainerSpec:
+def trainer_spec(request: TracedTrainer) -> TrainerSpec:
     """Return the trainer that is traced."""
     return TrainerSpec(method=request.method, config=request.config, model_path=request.model_path)
 

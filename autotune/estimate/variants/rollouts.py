@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.estimate.allocator.replay import OVERSIZE_SHARE, Replay, on_cpu, replayed
-from autotune.estimate.formula.ddp import on_devices
+from autotune.estimate.formula.devices import on_devices
 from autotune.estimate.protocol import (
     EstimateRequest,
     Point,

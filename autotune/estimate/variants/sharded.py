@@ -47,7 +47,7 @@ from autotune.estimate.records.events import (
     work_from_plain,
 )
 from autotune.estimate.records.first_step import with_smaller_batches
-from autotune.estimate.records.interpolation import Weights, lagrange
+from autotune.estimate.records.shapes import Weights, lagrange
 from autotune.estimate.records.steps import split_by_place, step_records
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.trace import trace_steps
@@ -99,7 +99,6 @@ class Step:
 class Depth:
     """The traces of one number of layers: the steps in the order in which they were asked for."""
 
-    layers: int
     steps: list[Step]
     optimizer_work: list[Work]
 
@@ -129,7 +128,6 @@ def trace_depth(
     records = step_records([tuple(event) for event in reply.events])
     shares = [worst.tokens / largest.tokens for worst in worsts]
     return Depth(
-        layers=layers or request.layers,
         steps=[
             _step(_smaller_opening(events, share), work, on_cuda=request.cuda is not None)
             for events, share, work in zip(records, shares, works[1:], strict=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autotune.estimate.formula.ddp import on_devices
+from autotune.estimate.formula.devices import on_devices
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, TraceReply, TraceRequest
 from autotune.estimate.records.accumulation import (
     Accumulation,

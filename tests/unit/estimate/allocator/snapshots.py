@@ -35,15 +35,24 @@ def snapshot(caching):
             ),
         )
         for (_, small), pool in pools
-        for blocks in segments(pool)
+        for blocks in segments(caching, pool)
     ]
 
 
-def segments(pool):
+def segments(caching, pool):
     """The blocks of every stretch of a pool's reserved memory, by address."""
+    known = [block for block in caching._live.values() if block and block.pool is pool]
+    heads = {head(block).address: head(block) for block in [*known, *(b for *_, b in pool._free)]}
     return [
         list(blocks)
-        for head in pool._heads()
-        for mapped, blocks in groupby(head.onward(), key=lambda block: block.mapped)
+        for _, first in sorted(heads.items())
+        for mapped, blocks in groupby(first.onward(), key=lambda block: block.mapped)
         if mapped
     ]
+
+
+def head(block):
+    """The first block of a block's segment."""
+    while block.previous is not None:
+        block = block.previous
+    return block

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
-from autotune.estimate.allocator.replay import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.allocator.replay import CachingAllocator, OutOfMemory
 from tests.unit.estimate.allocator.snapshots import snapshot
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ LIMITS = st.one_of(st.none(), st.integers(2 * MIB, 300 * MIB))
 
 
 def allocator(limit=None, expandable=False):
-    return CachingAllocator(AllocatorSettings(limit_bytes=limit, expandable_segments=expandable))
+    return CachingAllocator(limit, expandable_segments=expandable)
 
 
 def play(caching, record, after_each=lambda error: None):

@@ -5,7 +5,7 @@
 
 import pytest
 
-from autotune.estimate.allocator.replay import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.allocator.replay import CachingAllocator, OutOfMemory
 from autotune.estimate.records.events import STREAM
 from tests.unit.estimate.allocator.snapshots import snapshot
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def allocator(limit=None, expandable=False):
-    return CachingAllocator(AllocatorSettings(limit_bytes=limit, expandable_segments=expandable))
+    return CachingAllocator(limit, expandable_segments=expandable)
 
 
 def filled(*sizes, limit=None, expandable=False):

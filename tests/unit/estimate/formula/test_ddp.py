@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.estimate.formula.ddp import (
+from autotune.estimate.formula.devices import (
     BROADCAST,
     BUCKET,
     FIRST_BUCKET,

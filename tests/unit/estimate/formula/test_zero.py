@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.estimate.formula.zero import GATHERED, Zero, sharded_record, zero_of
+from autotune.estimate.formula.devices import GATHERED, Zero, sharded_record, zero_of
 from autotune.estimate.records.events import ALLOCATE, FREE, MOVE, PHASE, live_bytes
 from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS
 from autotune.space.sharding.sharding import Sharding

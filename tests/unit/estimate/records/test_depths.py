@@ -25,8 +25,8 @@ from autotune.estimate.records.events import (
     layer,
     live_bytes,
 )
-from autotune.estimate.records.interpolation import lagrange
 from autotune.estimate.records.layers import Irregular
+from autotune.estimate.records.shapes import lagrange
 from autotune.estimate.records.steps import step_records
 from autotune.space.sharding.sharding import Sharding
 

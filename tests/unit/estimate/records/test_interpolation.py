@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.estimate.records.interpolation import lagrange
+from autotune.estimate.records.shapes import lagrange
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64])

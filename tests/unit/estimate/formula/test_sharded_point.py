@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.estimate.formula.zero import sharded_point, sharded_record, zero_of
+from autotune.estimate.formula.devices import sharded_point, sharded_record, zero_of
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import ALLOCATE, FREE, PHASE, live_bytes
 from autotune.space.sharding.sharding import Sharding
