@@ -1,8 +1,8 @@
-"""What DeepSpeed compiles at first use is compiled before the first probe that needs it.
+"""Code that DeepSpeed compiles at first use, compiled before the first probe that needs it.
 
 It takes a minute, several on a busy machine. Within a probe it would count as the probe's time, and
 a probe that is killed meanwhile leaves a lock behind it for which every later one would wait for
-ever (torch's `FileBaton`). What cannot be compiled stays for the probe to say so.
+ever (torch's `FileBaton`). Where it cannot be compiled, the probe itself reports that.
 """
 
 import os
@@ -16,7 +16,7 @@ from autotune.space.sharding.sharding import DEEPSPEED
 
 WORKER = "autotune.probe.extensions:compile_extensions"
 LIMITS = Limits(wall_s=900.0, stall_s=900.0)
-"""A compile that another process is at is waited for."""
+"""Long enough to wait for another process that compiles the same."""
 
 
 def extensions_of(request: ProbeRequest) -> list[str]:
@@ -31,7 +31,7 @@ def extensions_of(request: ProbeRequest) -> list[str]:
 
 
 def compile_before(server: ChildServer, request: ProbeRequest) -> None:
-    """Have all that compiled which a probe of `request` needs, once a run."""
+    """Have all code compiled that a probe of `request` needs, once a run."""
     names = extensions_of(request)
     if not names:
         return
@@ -48,7 +48,7 @@ def compile_before(server: ChildServer, request: ProbeRequest) -> None:
 
 
 def compiled_folder(tokenized: Path) -> Path:
-    """Return where a run keeps what was compiled: beside its tokenized rows."""
+    """Return the folder of a run's compiled code, beside its tokenized rows."""
     return tokenized.absolute().parent / "compiled"
 
 

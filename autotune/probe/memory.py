@@ -75,8 +75,7 @@ class CpuMemory:
         }
 
     def missing_bytes(self, error: BaseException) -> int | None:
-        """Return how far beyond the limit the refused allocation went; None where it does not
-        tell."""
+        """Return the bytes by which a refused allocation exceeded the limit; None: not known."""
         match = _CPU_WANTED.search(str(error))
         if match is None or self._data_limit is None:
             return None
@@ -155,7 +154,7 @@ class CudaMemory:
         }
 
     def missing_bytes(self, error: BaseException) -> int | None:
-        """Return how far beyond the limit the refused allocation went; None where it does not tell.
+        """Return the bytes by which a refused allocation exceeded the limit; None: not known.
 
         Before it refuses, the allocator gives back what it can: what it still has reserved but
         unallocated lies in pieces that are too small, and counts as held.

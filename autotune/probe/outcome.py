@@ -1,7 +1,7 @@
-"""What the outcome of a probe is called.
+"""The outcome of a probe, by name.
 
-Its child names what it can: it sees the exception. What it cannot name (a kill, a hang, silence)
-its parent names, from how the process ended and what it held; never from the text of a log.
+Its child names an exception, which it sees. A kill, a hang or silence its parent names, by how the
+process ended and the memory it held; never by the text of a log.
 """
 
 import dataclasses
@@ -115,8 +115,8 @@ def measurement_of_reply(reply: dict[str, Any]) -> Measurement:
 
 
 def disturbed(measurement: Measurement) -> Measurement:
-    """Return a probe whose threads waited for cores that others took, as `busy`: it ranks nowhere,
-    and is tried again later. What it took of memory stays known."""
+    """Return a probe whose threads waited for cores that others took, as `busy`: it has no rank,
+    and is tried again later. Its memory figures stay."""
     share = measurement.processor_wait_share
     if measurement.outcome not in ("ok", "timeout") or share is None or is_quiet(share):
         return measurement

@@ -1,4 +1,4 @@
-"""What the ranks of a probe write, and one reply for all of them: the worst counts."""
+"""The files of a probe's ranks, and one reply for all of them: the worst counts."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ def clear_ranks(path: Path) -> None:
 
 
 def merged_reply(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Return one reply for all ranks that ended well: times of the slowest, each peak of whoever
-    has most.
+    """Return one reply for all ranks that ended well: times of the slowest, each peak of the
+    rank with most.
 
     Tokens per second and per step are those of all ranks already, on every rank.
     """

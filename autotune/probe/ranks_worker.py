@@ -1,10 +1,10 @@
 """The ranks of one probe: forked from the probe's child, watched by it, and reported as one.
 
 The child that the forkserver made stays what its parent watches. Where a request asks for several
-processes it forks them and waits; they are of its session and group, so that whoever kills one
-kills all. Where DeepSpeed offloads for a single process it forks none: the child itself trains, as
-the only rank of a process group. The first rank that fails ends the probe: those that wait for it
-in a collective would wait for ever. Each rank has a folder of its own (`rank-0`, ...) for its
+processes it forks them and waits; they are of its session and group, so that a kill of one
+reaches all. Where DeepSpeed offloads for a single process it forks none: the child itself trains,
+as the only rank of a process group. The first rank that fails ends the probe: those that wait for
+it in a collective would wait for ever. Each rank has a folder of its own (`rank-0`, ...) for its
 reply; the first one's progress is the probe's.
 
 The rendezvous listens on a socket that was bound before any rank was made, on a port that the

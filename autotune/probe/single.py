@@ -26,7 +26,7 @@ def probe_alone(
     message names a log in it.
 
     Args:
-        waits: hears who has the devices, where this has to wait for them.
+        waits: called with a text that names the holder of the devices, before this waits for them.
 
     Raises:
         UserError: the job cannot be.

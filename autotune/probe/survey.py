@@ -26,7 +26,7 @@ from autotune.space.settings import device_environment
 from autotune.units import format_bytes
 
 USUAL_GROUP = 8
-"""TRL's `num_generations` unless told otherwise."""
+"""TRL's default of `num_generations`."""
 WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
 STALL_S, HUB_S = 60.0, 300.0
@@ -63,7 +63,7 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
 
 
 def _known(run: RunFolder) -> Facts | None:
-    """Return what an earlier process of this run found; None where its file is damaged, too."""
+    """Return the facts that an earlier process of this run found; None: none, or a damaged file."""
     if run.rows.is_dir():
         with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
             return facts_from_plain(read_json(run.facts) or {})
@@ -194,7 +194,7 @@ def _check_test_split(job: Job, test_rows: int) -> None:
 
 
 def named_dataset(job: Job, run: RunFolder) -> str | None:
-    """Return what `dataset_name` will be: TRL loads folders and hub ids, so one file gets a
+    """Return the value of `dataset_name`: TRL loads folders and hub ids, so one file gets a
     folder."""
     if isinstance(job.dataset, NoData):
         return None

@@ -1,6 +1,6 @@
 """The child's side of a survey: facts of the model and the data, and the tokenized rows.
 
-Raises nothing: what is wrong with the user's model, data or training fields is told in the reply.
+Raises nothing: problems of the user's model, data or training fields go into the reply.
 """
 
 import contextlib

@@ -33,7 +33,8 @@ class ProcessorWait:
 
     @property
     def share(self) -> float | None:
-        """That part; None where the kernel does not tell it, and where they wait for each other."""
+        """The share; None where the kernel does not count it, and where threads wait for each
+        other."""
         waited = processor_wait_seconds()
         if waited is None or self._waited_before is None:
             return None

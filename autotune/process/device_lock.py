@@ -1,9 +1,10 @@
-"""Who measures on a device: one process of a user at a time, so that none disturbs another.
+"""Locks of devices: one process of a user measures on a device at a time, undisturbed by the
+others.
 
 There is a lock for each GPU (by its UUID) and for each core of each machine (a home may be that of
 several), in `locks/` of the user's cache. It is a lock of the kernel's (flock): it ends with the
 process that holds it, however that ends. All of a job's are taken in one order, so that no two jobs
-wait for each other. A file says who holds it. Where no file can be written, nothing is locked.
+wait for each other. Its file names the holder. Where no file can be written, nothing is locked.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ def devices_locked(wanted: Devices, place: Path, waits: Callable[[str], None]) -
     """Keep the devices of a job for this process; wait where another has one of them.
 
     Args:
-        place: where this process writes what it measures, for those who wait for it.
-        waits: hears who has it, before each wait.
+        place: where this process writes what it measures, shown to processes that wait for it.
+        waits: called with a text that names the holder, before each wait.
 
     Raises:
         MachineError: CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG).
@@ -64,13 +65,13 @@ def _take(file: int, path: Path, place: Path, waits: Callable[[str], None]) -> N
     except BlockingIOError:
         waits(holder_text(read_json(path)))
         fcntl.flock(file, fcntl.LOCK_EX)
-    who = {"pid": os.getpid(), "place": str(place), "since": time.strftime("%H:%M:%S")}
+    holder = {"pid": os.getpid(), "place": str(place), "since": time.strftime("%H:%M:%S")}
     os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(who).encode(), 0)
+    os.pwrite(file, json.dumps(holder).encode(), 0)
 
 
 def holder_text(holder: Any) -> str:
-    """Return who has a device, as its lock says."""
+    """Return the holder of a device in words, from the contents of its lock."""
     if not isinstance(holder, dict):
         return "another autotune process measures on this device"
     pid, since, place = (holder.get(name) for name in ("pid", "since", "place"))

@@ -8,11 +8,11 @@ FULL_BYTES = 2**20
 """A disk with less is full: a reply, a log and a page of a database need no more."""
 SHARED = Path("/dev/shm")
 LITTLE_SHARED_BYTES = 2**30
-"""Of shared memory: a container has 64 MiB unless told otherwise, a machine half of its memory."""
+"""Little shared memory: a container has 64 MiB by default, a machine half of its memory."""
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what this user can still write to the disk that a folder is on.
+    """Return the bytes that this user can still write to the disk of a folder.
 
     Raises:
         OSError: there is no such folder.
@@ -27,8 +27,8 @@ def full_disk(folders: Iterable[Path]) -> Path | None:
 
 
 def little_shared_memory() -> int | None:
-    """Return what is free of shared memory, where that is so little that it may be why processes
-    that pass batches to each other failed. Bytes; None: there is enough, or no such thing."""
+    """Return the free bytes of shared memory if they are so few that processes that pass batches to
+    each other may have failed for that; None: there is enough, or no such memory."""
     try:
         free = free_bytes(SHARED)
     except OSError:

@@ -1,7 +1,8 @@
-"""How files are written: through no link, whole, a folder in place of another in one step.
+"""Files that are written whole, through no link, or a folder of them in place of another in one
+step.
 
-What only this program writes into a folder is opened without following a link in its place: that
-would write into a file of somebody else's choice. Linux exchanges two names at once (renameat2(2):
+A link in place of a file of this program is not followed: it would choose another file to be
+written. Linux exchanges two names at once (renameat2(2):
 RENAME_EXCHANGE). A file system that cannot (NFS) gets two renames; `finish_replacement` puts right
 what a kill between them leaves.
 """

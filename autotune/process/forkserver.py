@@ -17,7 +17,7 @@ AUTOTUNE_PROCESSES=fresh (or "fresh: why") it imports nothing, `fresh` says why,
 a new interpreter as soon as it is forked (`run_worker.py`).
 
 A child leads its own session and process group. When it ends, its group is killed before it is
-reaped, so a group id is never somebody else's; whatever left the group is re-parented to this
+reaped, so that its group id is not in use again; whatever left the group is re-parented to this
 process (it is a subreaper) and killed too (`strays`).
 
 Why not `multiprocessing`'s forkserver: see docs/decisions/0002-own-forkserver.md.
@@ -153,7 +153,7 @@ def _end_with_input() -> Iterator[None]:
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
-        if _has_hung_up(0):  # before anybody looked
+        if _has_hung_up(0):  # before this was set up
             os._exit(0)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What all processes of a probe take of the host's memory together, seen from outside. Bytes.
+"""The host's memory that all processes of a probe take together, seen from outside. Bytes.
 
 A process counts as a fresh one would: all its private pages, also those that it still shares with
 the process it was forked from (the ranks of a launch are not forked from one another); of files and
@@ -106,7 +106,8 @@ class HostMeter:
 
 
 def own_bytes(pid: int) -> int:
-    """Return what a process takes of the host, as a fresh one would; 0 once it is gone."""
+    """Return the bytes that a process takes of the host, as a fresh one would; 0 once it is
+    gone."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:

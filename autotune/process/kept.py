@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AT_IMPORT = ("PYTHON", "LD_", "CUDA", "AUTOTUNE_PROCESSES")
-"""How variables begin that count while the stack is imported: by these a server is chosen."""
+"""Prefixes of the variables that count while the stack is imported: a kept server has to share
+them."""
 _CLOSE_S = 10.0
 
 
@@ -58,7 +59,7 @@ def kept_servers() -> Iterator[None]:
 
 
 def keep(server: Kept) -> bool:
-    """Keep a server for the next; False: nobody keeps any, or it has ended."""
+    """Keep a server for the next user; False: there is no such block, or the server has ended."""
     if _blocks == 0 or server.process.poll() is not None:
         return False
     with _lock:

@@ -154,7 +154,7 @@ class _Meter:
         self.host: list[tuple[float, int]] = []
         """The same of the fullest process."""
         self._gpus = {gpu: devices.gpu_used_bytes(gpu) for gpu in gpus}
-        """What each held before."""
+        """The bytes that each held before."""
         self._sampled_peak = 0
         self._next = 0.0
 
@@ -190,7 +190,7 @@ def _has_ended(pid: int) -> bool:
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
     """End the guard and all it has under it. A command that still runs is asked first: it may know
-    how to end what it started. Then the guard is told to, which finds also what left the group."""
+    how to end what it started. Then the guard ends the rest, also what left the group."""
     if not _has_ended(process.pid):
         _signal_group(process.pid, signal.SIGTERM)
     if not _ends_within(process.pid, _TERM_S):

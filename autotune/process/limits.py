@@ -1,4 +1,4 @@
-"""How long a child may take, and how it ended. Plain values."""
+"""Limits of a child's time, and endings of children and launches. Plain values."""
 
 import re
 import signal
@@ -69,7 +69,7 @@ class LaunchReport:
     peak_gpu_bytes: int | None
     lines: tuple[tuple[float, str], ...]
     memory_kills: int = 0
-    """How many processes the kernel killed for memory meanwhile."""
+    """Processes that the kernel killed for memory meanwhile."""
     processor_waits: Waits = ()
     gpu_memory: Samples = ()
     """Memory of the fullest GPU."""
@@ -80,8 +80,8 @@ class LaunchReport:
 
     @property
     def foreign_signal(self) -> int | None:
-        """The signal by which somebody else ended it, or one of its processes; None: nobody did.
-        The kernel, where memory runs out, is nobody else."""
+        """The signal from outside that ended it, or one of its processes; None: there was none. The
+        kernel does not count where memory runs out."""
         if self.exit_code == 0 or self.timed_out or self.memory_kills or self.stop_reason:
             return None
         number = -self.exit_code if self.exit_code < 0 else self._launcher_signal()

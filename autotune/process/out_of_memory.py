@@ -1,4 +1,4 @@
-"""Errors that say that memory ran out, and whose it was: the device's or the host's."""
+"""Errors for lack of memory, and where it ran out: on the device or on the host."""
 
 import linecache
 import re
@@ -28,7 +28,7 @@ _PHASES = {
     "generation": {"generate"},
     "forward pass": {"forward", "compute_loss"},
 }
-"""The first whose calls are there."""
+"""Part of a training -> functions; the first part with a call in the traceback counts."""
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "(.+)", line \d+, in (\w+)')
 _PINNING = "pin_memory"
@@ -109,7 +109,6 @@ def _last_calls(error: BaseException) -> list[str]:
 
 
 def missing_on_host(error: BaseException) -> int | None:
-    """Return how far beyond what was free a refused allocation went; None where it does not
-    tell."""
+    """Return the bytes by which a refused allocation exceeded free memory; None: not known."""
     match = _REQUEST_BYTES.search(str(error))
     return None if match is None else max(int(match[1]) - host().free_bytes, 1)

@@ -1,4 +1,4 @@
-"""What the forkserver imports besides the libraries themselves, so that children need not.
+"""The parts of libraries that the forkserver imports besides them, so that children need not.
 
 Transformers and TRL import their parts on first use; these are the parts a trainer uses. Nothing
 here may touch a device or start a thread.

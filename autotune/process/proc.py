@@ -1,4 +1,4 @@
-"""What the kernel tells of other processes, read from /proc. Seconds and bytes.
+"""Figures of processes, read from /proc. Seconds and bytes.
 
 A child leads a session of its own, so what it started is found by its session id.
 """
@@ -65,7 +65,7 @@ def session_members(leader: int) -> list[int]:
 def _program(pid: int) -> str | None:
     try:
         return str(Path(f"/proc/{pid}/exe").readlink())
-    except OSError:  # gone, or somebody else's
+    except OSError:  # gone, or another user's
         return None
 
 
@@ -96,10 +96,9 @@ def session_memory(leader: int) -> tuple[int, int]:
 
 
 def processor_wait_seconds() -> float | None:
-    """Return how long the threads of this process have waited for a core; None where the kernel is
-    silent.
+    """Return how long the threads of this process have waited for a core; None: not counted here.
 
-    On a machine of one's own it hardly grows; where others compute too, it does.
+    It hardly grows on an idle machine.
     """
     waited = 0
     try:
@@ -120,7 +119,7 @@ def process_status(field: str, pid: int | str = "self") -> int:
 
 
 def unmapped_bytes() -> int:
-    """Return what a fresh process has of the libraries' pages, and this one has not mapped yet."""
+    """Return the bytes of libraries that a fresh process maps, and this one has not mapped yet."""
     return process_status("RssFile", template_pid()) - process_status("RssFile")
 
 

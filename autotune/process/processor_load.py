@@ -1,5 +1,5 @@
-"""Who takes the cores: how long the threads of a command wait for one, and which other processes of
-the machine compute now.
+"""The load of the cores: how long the threads of a command wait for one, and which other processes
+compute now.
 
 The kernel counts the wait of each thread (`schedstat`; proc(5)), and forgets it when the thread
 ends: so what was seen of it last is kept. Where the kernel counts nothing, nothing is known.

@@ -1,5 +1,5 @@
-"""What a child says as it goes: events, a whole line each, appended to a file and read from it; and
-its logs, kept from filling the disk.
+"""The output of a child: events, a whole line each, appended to a file and read from it; and logs,
+kept from filling the disk.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class LogTail:
                 os.truncate(self._path, 0)
 
     def finish(self) -> None:
-        """Put the end together once nobody writes any more."""
+        """Put the end of the log together once its writers are gone."""
         with contextlib.suppress(OSError):
             if self._end or self._path.stat().st_size > LIMIT_BYTES:
                 self._path.write_bytes((self._end + self._read_end())[-_END_BYTES:])

@@ -312,8 +312,8 @@ class ChildWatch:
                 # The child dies with the server, but not what the child has started.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
-                deaf = "it did not end when it was to" if self._stop else None
-                return lost_ending(time.monotonic() - self._began, deaf)
+                reason = "it did not end when it was to" if self._stop else None
+                return lost_ending(time.monotonic() - self._began, reason)
             if self._stop is None:
                 self._look()
             for log in self._logs:

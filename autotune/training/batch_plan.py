@@ -1,4 +1,4 @@
-"""Which rows a probe trains on: representative micro-batches, and the worst one.
+"""The rows that a probe trains on: representative micro-batches, and the worst one.
 
 Every candidate of a job sees the same sample of rows, spread evenly over the lengths. A candidate
 forms its micro-batches of it as its own sampler would, and a few of them, spread evenly over their

@@ -1,7 +1,7 @@
 """One process as one of several ranks: the process group, and the engine that spread the training.
 
 On GPUs accelerate finds all it needs in the environment, as under `accelerate launch`. On the CPU
-it makes plain DDP of DeepSpeed and of FSDP where it is told `use_cpu`, and without that picks no
+it makes plain DDP of DeepSpeed and of FSDP under `use_cpu`, and without that picks no
 backend: there the state is made first, with gloo. For FSDP on the CPU, of which accelerate knows
 nothing, the state says that it is one of several GPUs; the device of every tensor stays the CPU.
 Runs in a child only.

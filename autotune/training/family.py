@@ -1,8 +1,8 @@
-"""What the trainers of all methods share: TRL's parser, the tokenizer, models of random weights.
+"""The common part of all trainers: TRL's parser, the tokenizer, models of random weights.
 
 The configuration goes through TRL's own parser, from the very YAML the bundle will hold, and each
-family puts its trainer together as TRL's script of that name does; so what a probe trains is what
-the bundle trains. The only differences are named in `overrides`.
+family puts its trainer together as TRL's script of that name does; so a probe trains what the
+bundle trains. The only differences are named in `overrides`.
 """
 
 import os
@@ -157,7 +157,7 @@ class Family:
 
     def quantization(self, model: ModelConfig, models: Models) -> Any:
         """Return how the trainer is to load the base; None where it is made already: then it has
-        been quantised, and some trainers refuse to be told again."""
+        been quantised, and some trainers refuse the request."""
         return quantization_of(model) if isinstance(models.policy, str) else None
 
     def policy(self, trainer: Any) -> Any:
@@ -212,7 +212,7 @@ def from_config(config: Any, path: str, method: str, model: ModelConfig, device:
 
 
 def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
-    """Return what TRL's scripts pass on to `from_pretrained`."""
+    """Return the arguments that TRL's scripts pass on to `from_pretrained`."""
     return {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,

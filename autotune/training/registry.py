@@ -1,4 +1,4 @@
-"""Which family trains by which method."""
+"""The family of each method."""
 
 import importlib
 from pathlib import Path

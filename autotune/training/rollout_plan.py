@@ -1,4 +1,4 @@
-"""Which prompts a probe of an online trainer generates from: representative ones, and the longest.
+"""The prompts of a probe of an online trainer: representative ones, and the longest.
 
 A round is one generation: whole groups of completions, then as many micro-steps as they make up. A
 cycle is the least number of rounds after which generation and optimizer steps start together

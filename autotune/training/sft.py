@@ -35,8 +35,8 @@ def rows_see_each_other(trainer: SFTTrainer) -> bool:
     """True if, without padding, one row of a micro-batch changes the model's answer to another.
 
     Flattened micro-batches of two rows differ in one token, first of the other row, then of the
-    row itself; a row that is on its own answers to the second alone. A thousandth of its answer is
-    let pass, for kernels whose rounding depends on the whole batch.
+    row itself; an isolated row changes its answer by the second alone. A thousandth of that change
+    is let pass, for kernels whose rounding depends on the whole batch.
     """
     model = trainer.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
