@@ -10,28 +10,14 @@ from autotune.probe.outcome import NEAR_LIMIT, name_outcome
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.process.limits import Ending
 from autotune.process.messages import read_json
+from tests.unit.builders import make_probe_request
 
 MIB = 2**20
 LIMIT = 200 * MIB
 
 
 def request(limit: int | None = LIMIT) -> ProbeRequest:
-    return ProbeRequest(
-        method="sft",
-        config={},
-        environment={},
-        weights="random",
-        model_path="",
-        device_kind="cpu",
-        device_index=0,
-        memory_limit_bytes=limit,
-        threads=1,
-        rows="",
-        rows_total=1,
-        rows_sampled=False,
-        global_batch=1,
-        seed=0,
-    )
+    return make_probe_request(memory_limit_bytes=limit)
 
 
 def measurement_of(stage: Stage, ending: Ending, limit: int | None = LIMIT) -> Measurement:

@@ -10,7 +10,7 @@ from autotune.facts.devices import DeviceFacts
 from autotune.facts.model import ModelFacts
 from autotune.facts.stack import OPTIONAL, StackFacts, training_fields
 from autotune.job.job import Job
-from autotune.probe.protocol import Measurement
+from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.search.record import Record
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
@@ -110,6 +110,16 @@ def ok(tokens_per_s: float, peak: int = GIB, noise: float | None = 0.0) -> Measu
         peak_memory_bytes=peak,
         relative_uncertainty=noise,
     )
+
+
+def make_probe_request(**fields: Any) -> ProbeRequest:
+    """A request to probe SFT in one process on the CPU, with no limit."""
+    usual: dict[str, Any] = {
+        **{"method": "sft", "config": {}, "environment": {}, "model_path": ""},
+        **{"device_kind": "cpu", "device_index": 0, "memory_limit_bytes": None, "threads": 1},
+        **{"rows": "", "rows_total": 1, "rows_sampled": False, "global_batch": 2, "seed": 0},
+    }
+    return ProbeRequest(**{**usual, **fields})
 
 
 def bad(outcome: str, **fields: Any) -> Measurement:
