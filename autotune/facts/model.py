@@ -56,12 +56,6 @@ class ModelFacts:
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
 
 
-def model_from_plain(data: dict[str, Any]) -> ModelFacts:
-    """Return the facts that JSON data hold: its lists are tuples again."""
-    lists = {"attention_modules": tuple(data["attention_modules"])}
-    return ModelFacts(**{**data, **lists})
-
-
 def survey_model(
     name: str,
     weights: str,

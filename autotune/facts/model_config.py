@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.errors import Problem
-from autotune.value_types import is_writable
+from autotune.plain_data import is_writable
 
 SIZES = (
     "hidden_size",

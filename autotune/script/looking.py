@@ -8,7 +8,6 @@ from autotune.process.limits import LaunchReport
 from autotune.process.messages import ChildFolder, read_json
 from autotune.script.command import Starter, write_request
 from autotune.script.protocol import LOOK, Look
-from autotune.value_types import checked
 
 LAST_LINES = 4
 """Of what a script said that failed."""
@@ -27,7 +26,7 @@ def look(starter: Starter, folder: ChildFolder, timeout_s: float) -> Look:
     if data is None:
         raise _without_training(starter, folder, report, timeout_s)
     try:
-        seen = checked(Look.from_plain(data), Look)
+        seen = Look.from_plain(data)
     except NONSENSE as error:
         raise user_error(
             f"what was seen of it makes no sense: {error}", where=starter.text

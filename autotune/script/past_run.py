@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.plain_data import NONSENSE
+from autotune.plain_data import NONSENSE, from_plain
 from autotune.probe.survey import allowed_memory, memory_limit
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
@@ -28,7 +28,6 @@ from autotune.script.protocol import Look
 from autotune.script.session import unestimated
 from autotune.script.space import job_of, space_of
 from autotune.search.storage import fault_of_file
-from autotune.value_types import checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def reopen_script(path: Path) -> PastScriptRun:
     if (fault := fault_of_file(run.database, name)) is not None:
         raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
     with needed(run, run.script.name, RESUME):
-        words = tuple(checked(kept["words"], list[str]))
+        words = tuple(from_plain(list[str], kept["words"]))
         job = job_of(look, limits, _global_batch(kept))
         space = space_of(look, job, facts)
         limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
@@ -147,7 +146,7 @@ def look_of_run(run: RunFolder) -> Look:
     """
     file = run.survey.path / "look.json"
     try:
-        return checked(Look.from_plain(read_json(file)), Look)
+        return Look.from_plain(read_json(file))
     except NONSENSE:
         what = "what was seen of the script is missing, or damaged"
         raise user_error(what, where=str(file), hint=RESUME) from None

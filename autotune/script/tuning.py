@@ -32,7 +32,6 @@ from autotune.script.session import ScriptSession, unestimated
 from autotune.script.space import changes_of, environment_of, facts_of, job_of, space_of
 from autotune.search.sampler.params import guided_sampler
 from autotune.space.job_file.problems import explain
-from autotune.value_types import checked
 
 LOOK_S = 60.0
 """A look may take so much for each minute of a probe."""
@@ -178,6 +177,6 @@ def look_of(starter: Starter, run: RunFolder, timeout_s: float, listener: Listen
     earlier = read_json(run.survey.path / "look.json")
     if earlier is not None:
         with contextlib.suppress(*NONSENSE):
-            return checked(Look.from_plain(earlier), Look)
+            return Look.from_plain(earlier)
     listener.remarked("a look at what it trains: it is started until its training begins ...")
     return look(starter, run.survey, timeout_s)
