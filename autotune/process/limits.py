@@ -35,14 +35,16 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of a child: `why` is exited, wall, stall, stopped, host (its memory) or lost."""
+    """The end of a child: `why` is exited, wall, stall, stopped, host (its memory) or lost
+    (with its server)."""
 
     why: str
-    exit_code: int | None
-    signal: int | None
-    max_rss_bytes: int | None
-    strays: int
     seconds: float
+    exit_code: int | None = None
+    signal: int | None = None
+    max_rss_bytes: int | None = None
+    strays: int = 0
+    """Descendants that had left its group, and were killed."""
     rss_at_stop_bytes: int | None = None
     """Resident memory of the largest process of its session when it was ended: a rank, if any."""
     stop_reason: str | None = None
@@ -93,23 +95,6 @@ class LaunchReport:
                 found = _SIGNAL.search(line)
                 return int(found[1]) if found else None
         return None
-
-
-def lost_ending(seconds: float, stop_reason: str | None = None) -> Ending:
-    """Return the ending of a child whose server itself is gone.
-
-    Args:
-        stop_reason: why the server was given up; None: it was not.
-    """
-    return Ending(
-        why="lost",
-        exit_code=None,
-        signal=None,
-        max_rss_bytes=None,
-        strays=0,
-        seconds=seconds,
-        stop_reason=stop_reason,
-    )
 
 
 def signal_name(number: int) -> str:

@@ -23,7 +23,7 @@ from autotune.process.files import private_opener
 from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter, HostUse
 from autotune.process.kept import Kept, end_server, keep, take
-from autotune.process.limits import Ending, Limits, Watcher, lost_ending
+from autotune.process.limits import Ending, Limits, Watcher
 from autotune.process.messages import ChildFolder
 from autotune.process.proc import (
     processor_seconds,
@@ -178,10 +178,10 @@ class ChildServer:
         try:
             with self._talking:
                 if cancelled is not None and cancelled.is_set():
-                    return lost_ending(0.0)
+                    return Ending(why="lost", seconds=0.0)
                 pid = self._start(folder, worker)
             if pid is None:
-                return lost_ending(0.0)
+                return Ending(why="lost", seconds=0.0)
             return ChildWatch(self, folder, pid, limits, watch, host).until_end()
         except BaseException:
             self.close()  # and its children with it: what they still send is not for the next
@@ -313,7 +313,8 @@ class ChildWatch:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
                 reason = "it did not end when it was to" if self._stop else None
-                return lost_ending(time.monotonic() - self._began, reason)
+                seconds = time.monotonic() - self._began
+                return Ending(why="lost", seconds=seconds, stop_reason=reason)
             if self._stop is None:
                 self._look()
             for log in self._logs:

@@ -11,7 +11,7 @@ from autotune.plan import children
 from autotune.plan.children import traced_in_children
 from autotune.plan.progress import Progress
 from autotune.plan.variants import variant_tasks
-from autotune.process.limits import Ending, lost_ending
+from autotune.process.limits import Ending
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_facts, make_job
@@ -72,7 +72,7 @@ def test_a_trace_that_ctrl_c_ended_is_not_begun_again(tmp_path: Path, monkeypatc
             if next(self.runs):
                 raise KeyboardInterrupt
             assert self.ended.wait(20) and cancelled.is_set()
-            return lost_ending(1.0)
+            return Ending(why="lost", seconds=1.0)
 
         def close(self) -> None:
             super().close()
