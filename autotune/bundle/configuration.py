@@ -11,8 +11,14 @@ import yaml
 from autotune.job.methods import Method
 from autotune.space.settings import without_none
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.space.sharding.fsdp import fsdp_fields
-from autotune.space.sharding.sharding import DATA_PARALLEL, DEEPSPEED, FSDP, NONE, Sharding
+from autotune.space.sharding.sharding import (
+    DATA_PARALLEL,
+    DEEPSPEED,
+    FSDP,
+    NONE,
+    Sharding,
+    fsdp_fields,
+)
 
 HEADER = """\
 # Written by autotune. Read by `trl {method.name} --config` and by launch.sh beside it.

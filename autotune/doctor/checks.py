@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.doctor.import_worker import TRAINERS, ImportReply, TorchFacts
-from autotune.facts.devices import DeviceFacts
-from autotune.facts.driver import DriverState
+from autotune.facts.devices import DeviceFacts, DriverState
 from autotune.facts.stack import OPTIONAL
 from autotune.probe.measure import describe_processes
 from autotune.process.disk import FULL_BYTES, LITTLE_SHARED_BYTES

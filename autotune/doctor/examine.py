@@ -12,7 +12,7 @@ from autotune.doctor.checks import Disk, Finding
 from autotune.doctor.import_worker import TRAINERS, ImportReply, ImportRequest
 from autotune.errors import MachineError
 from autotune.facts import devices, stack
-from autotune.facts.driver import DriverState, driver_state
+from autotune.facts.devices import DriverState, driver_state
 from autotune.facts.stack import OPTIONAL, module_found
 from autotune.plain_data import from_plain, to_plain
 from autotune.process.disk import SHARED, free_bytes

@@ -6,23 +6,19 @@ the same rows. The functions here import datasets and TRL and run in a child pro
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.facts.columns import copy_splits, rename_columns
+from autotune.errors import nearest, user_error
 from autotune.facts.data_card import check_card
-from autotune.facts.synthetic_text import (
-    labelled_of_lengths,
-    pairs_of_lengths,
-    prompts_of_lengths,
-    tokens_of_texts,
-)
-from autotune.facts.token_ids import check_tokens
+from autotune.facts.row_formats import A_TOKEN
 from autotune.facts.tokenizing import (
     as_trained,
     check_rows,
     check_template,
+    check_tokens,
     described,
     form,
     tokenize,
@@ -42,7 +38,7 @@ million of tokens."""
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What is known of the data before any probe; lengths in tokens, before truncation."""
+    """Facts of the data that are known before any probe; lengths in tokens, before truncation."""
 
     source: str
     """What `dataset_name` will be; empty where there is no data."""
@@ -167,7 +163,7 @@ def sequence_lengths(rows: Any) -> list[list[int]]:
 def _of_lengths(
     request: Any, tokenizer: Any, scratch: Path, vocabulary: int | None
 ) -> tuple[Any, Any]:
-    """(text to launch with, or None; tokenized rows) with the stated lengths.
+    """Return (text to launch with, or None; tokenized rows) with the stated lengths.
 
     A plan launches nothing: no text is tokenized for it.
     """
@@ -203,7 +199,8 @@ def _rows_made(lengths: dict[str, Any]) -> int:
 
 
 def draw_lengths(lengths: dict[str, int | None], count: int) -> list[int]:
-    """`count` lengths at even quantiles; log-linear between p50, p99 and max, mirrored below p50.
+    """Return `count` lengths at even quantiles; log-linear between p50, p99 and max, mirrored below
+    p50.
 
     Without p50 all rows are `max` long: the safe reading of an unknown distribution.
     """
@@ -224,3 +221,131 @@ def _interpolated(knots: list[tuple[float, int]], share: float) -> int:
             part = (share - x0) / (x1 - x0)
             return round(math.exp(math.log(y0) * (1 - part) + math.log(max(y1, y0)) * part))
     return knots[-1][1]
+
+
+def rename_columns(splits: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return the splits with other names for columns.
+
+    TRL's scripts load a data set by its name and rename nothing, so what is launched reads a copy.
+
+    Args:
+        splits: data sets by name.
+        columns: TRL's name -> the data's.
+
+    Raises:
+        UserError: a split has no such column, or has one of the new name already.
+    """
+    return {name: _renamed(name, rows, columns) for name, rows in splits.items()}
+
+
+def _renamed(split: str, rows: Any, columns: Mapping[str, str]) -> Any:
+    names = list(rows.column_names)
+    for name in columns.values():
+        if name not in names:
+            raise user_error(
+                f"the split `{split}` has no column `{name}`; it has {', '.join(names)}",
+                where="columns",
+                hint=nearest(name, names),
+            )
+    for name in columns:
+        if name in names and name not in columns.values():
+            raise user_error(
+                f"the split `{split}` has a column `{name}` of its own",
+                where="columns",
+                hint=f"leave `{name}` out, or rename its own one, too: `{{old_{name}: {name}}}`",
+            )
+    return rows.rename_columns({name: new for new, name in columns.items()})
+
+
+def copy_splits(splits: Mapping[str, Any], folder: Path) -> str:
+    """Write splits as a data set that `load_dataset` reads, all its rows; its folder."""
+    for name, rows in splits.items():
+        rows.to_parquet(folder / "data" / f"{name}-00000-of-00001.parquet")
+    return str(folder)
+
+
+WORDS = ("a", "the", "and", "x", "1", "<3>")
+"""One of them, again and again, is one token each for about every tokenizer."""
+PROMPT_SHARE = 0.5
+"""Of the shorter sequence of a pair."""
+
+
+def pairs_of_lengths(lengths: Sequence[tuple[int, int]], tokenizer: Any) -> list[dict[str, str]]:
+    """Return rows of `prompt`, `chosen` and `rejected` whose sequences, with the end-of-sequence
+    token that TRL adds, have these (chosen, rejected) lengths.
+
+    Raises:
+        ValueError: no word is known that this tokenizer makes one token of.
+    """
+    word, extra = one_token_word(tokenizer)
+    order = random.Random(0)
+    rows = []
+    for chosen, rejected in lengths:
+        prompt = max(1, round(PROMPT_SHARE * min(chosen, rejected)) - extra)
+        completions = [max(n - extra - 1 - prompt, 1) for n in (chosen, rejected)]
+        if order.random() < 0.5:
+            completions.reverse()
+        text = [" " + " ".join([word] * count) for count in completions]
+        rows.append({"prompt": " ".join([word] * prompt), "chosen": text[0], "rejected": text[1]})
+    return rows
+
+
+def labelled_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
+    """Return rows of `prompt`, `completion` and `label` of these lengths, every second one wanted.
+
+    Raises:
+        ValueError: as above.
+    """
+    pairs = pairs_of_lengths([(length, length) for length in lengths], tokenizer)
+    return [
+        {"prompt": pair["prompt"], "completion": pair["chosen"], "label": index % 2 == 0}
+        for index, pair in enumerate(pairs)
+    ]
+
+
+def prompts_of_lengths(lengths: Sequence[int], tokenizer: Any) -> list[dict[str, str]]:
+    """Return rows of `prompt` of these lengths.
+
+    Raises:
+        ValueError: as above.
+    """
+    word, extra = one_token_word(tokenizer)
+    return [{"prompt": " ".join([word] * max(length - extra, 1))} for length in lengths]
+
+
+def tokens_of_texts(
+    method: str, texts: Sequence[dict[str, Any]], tokenizer: Any
+) -> dict[str, list[Any]]:
+    """Return the columns that the method's trainer makes of such rows: with the right numbers of
+    tokens, the tokens themselves as they come.
+
+    Raises:
+        ValueError: as above.
+    """
+    _, extra = one_token_word(tokenizer)
+    counts = [
+        {name: len(text.split()) for name, text in row.items() if name != "label"} for row in texts
+    ]
+    prompts = [row["prompt"] + extra for row in counts]
+    columns: dict[str, list[Any]] = {}
+    if method != "reward":
+        columns["prompt_ids"] = [[A_TOKEN] * count for count in prompts]
+    for name in sorted({"chosen", "rejected", "completion"} & counts[0].keys()):
+        before = prompts if method == "reward" else [0] * len(counts)
+        lengths = [start + row[name] + 1 for start, row in zip(before, counts, strict=True)]
+        columns[f"{name}_ids"] = [[A_TOKEN] * length for length in lengths]
+    if method == "kto":
+        columns["label"] = [row["label"] for row in texts]
+    return columns
+
+
+def one_token_word(tokenizer: Any) -> tuple[str, int]:
+    """Return (a word that is one token everywhere, tokens that the tokenizer adds to a text)."""
+    for word in WORDS:
+        short, long = (len(tokenizer(" ".join([word] * n))["input_ids"]) for n in (5, 40))
+        if long - short == 35:
+            return word, short - 5
+    raise ValueError(
+        "no text of a known number of tokens could be made for this tokenizer; give data in place "
+        "of `lengths`"
+    )

@@ -56,7 +56,7 @@ class Interconnect:
 
     @property
     def host_bytes_per_s(self) -> float | None:
-        """What copies between host and device reach in one direction."""
+        """Rate of copies between host and device in one direction."""
         return None if self.pcie_bytes_per_s is None else HOST_SHARE * self.pcie_bytes_per_s
 
 
@@ -85,8 +85,8 @@ class DeviceKind:
 
     @property
     def usable_bytes(self) -> int:
-        """What programs get of its memory: as CUDA was seen to give it, else what it usually keeps
-        less. Of other makers that is not known: all."""
+        """Memory that programs get: as CUDA was seen to give it, else less what it usually keeps.
+        Of other makers that is not known: all."""
         if self.cuda_total_bytes is not None or self.maker != "NVIDIA":
             return self.cuda_total_bytes or self.memory_bytes
         return self.memory_bytes - min(KEPT_BY_CUDA, self.memory_bytes // 16)
@@ -94,7 +94,7 @@ class DeviceKind:
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureRules:
-    """What a capability and a PyTorch release decide together.
+    """Rules that a capability and a PyTorch release decide together.
 
     Attributes:
         cublas_workspace_bytes: of a cuBLAS handle and stream, without CUBLAS_WORKSPACE_CONFIG.
@@ -115,7 +115,7 @@ def device_kinds() -> tuple[DeviceKind, ...]:
 
 @functools.cache
 def kinds_of_other_makers() -> tuple[DeviceKind, ...]:
-    """AMD's and Intel's, which can be planned for."""
+    """Return the kinds of AMD and Intel, which can be planned for."""
     return tuple(_kind(row) for row in _table(_OTHERS)["devices"])
 
 
@@ -186,7 +186,8 @@ def more_kinds() -> tuple[DeviceKind, ...]:
 
 
 def squeezed(text: str) -> str:
-    """`NVIDIA GeForce RTX 3070` -> `rtx3070`."""
+    """Return a name without the maker, case and punctuation: `NVIDIA GeForce RTX 3070` ->
+    `rtx3070`."""
     letters = re.sub("[^a-z0-9]", "", text.lower())
     return _MAKERS.sub("", re.sub("laptop(gpu)?", "mobile", letters))
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import MachineError, machine_error
-from autotune.facts.control_group import cores
-from autotune.facts.host import host
+from autotune.facts.host import cores, host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ def _cpu_name() -> str:
 
 @contextlib.contextmanager
 def nvml_open() -> Iterator[Any]:
-    """An open NVML, or None where there is no driver."""
+    """Yield an open NVML, or None where there is no driver."""
     import pynvml
 
     try:
@@ -144,7 +143,7 @@ def gpu_count() -> int:
 
 
 def visible_gpus() -> tuple[int, ...]:
-    """NVML's numbers of the GPUs that CUDA shows, in its order; none without a driver.
+    """Return NVML's numbers of the GPUs that CUDA shows, in its order; none without a driver.
 
     Raises:
         MachineError: CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG).
@@ -222,7 +221,7 @@ def gpu(index: int) -> DeviceFacts:
 
 
 def _running(nvml: Any, handle: Any) -> list[Any]:
-    """NVML's list of processes; empty where it keeps none or may not tell (virtual GPUs, MIG)."""
+    """Return NVML's list of processes; empty where it has none (virtual GPUs, MIG)."""
     try:
         return list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:
@@ -278,3 +277,60 @@ def gpu_used_bytes(index: int) -> int | None:
         if nvml is None:
             return None
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index)).used)
+
+
+PCI = Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"
+"""The maker's number, and how the class of a device for graphics or for computing begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverState:
+    """The driver and its GPUs.
+
+    Attributes:
+        on_bus: GPUs of NVIDIA's that the PCI bus lists, whether there is a driver or not.
+        version: of the driver; None: NVML finds none.
+        cuda: the newest CUDA that the driver takes: major, minor.
+        gpus: in NVML's order.
+        problem: why they cannot be read; empty: they can.
+    """
+
+    on_bus: int = 0
+    version: str | None = None
+    cuda: tuple[int, int] | None = None
+    gpus: tuple[DeviceFacts, ...] = ()
+    problem: str = ""
+
+
+def driver_state() -> DriverState:
+    """Return the driver and its GPUs as they are now."""
+    cuda, problem, version = 0, "", None
+    gpus: tuple[DeviceFacts, ...] = ()
+    with nvml_open() as nvml:
+        if nvml is None:
+            return DriverState(on_bus=gpus_on_bus())
+        with contextlib.suppress(nvml.NVMLError):
+            version = nvml.nvmlSystemGetDriverVersion()
+            cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        try:
+            gpus = tuple(gpu(n) for n in range(nvml.nvmlDeviceGetCount()))
+        except (MachineError, nvml.NVMLError) as error:
+            problem = str(error).splitlines()[0]
+    return DriverState(
+        on_bus=gpus_on_bus(),
+        version=version.decode() if isinstance(version, bytes) else version,
+        cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
+        gpus=gpus,
+        problem=problem,
+    )
+
+
+def gpus_on_bus(folder: Path = PCI) -> int:
+    """Return how many GPUs of NVIDIA's the PCI bus lists; 0 where it cannot be looked at."""
+    count = 0
+    for device in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            maker, kind = ((device / name).read_text("ascii") for name in ("vendor", "class"))
+            count += maker.strip() == NVIDIA and kind.startswith(DISPLAY)
+    return count

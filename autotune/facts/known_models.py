@@ -33,7 +33,7 @@ class KnownModel:
 
     @property
     def name(self) -> str:
-        """What it is called for short, such as `qwen2.5-7b`."""
+        """Short name, such as `qwen2.5-7b`."""
         return self.hub_id.rpartition("/")[2].lower()
 
     def write(self, folder: Path) -> Path:

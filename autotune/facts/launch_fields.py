@@ -45,7 +45,7 @@ class DeclaredField:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFields:
-    """What accelerate's and DeepSpeed's files may hold; empty where nothing is known.
+    """Fields that accelerate's and DeepSpeed's files may have; empty where nothing is known.
 
     Attributes:
         accelerate: the fields of accelerate's file, by name.

@@ -4,15 +4,14 @@ The functions here import transformers and run in a child process only. Paramete
 the meta device: no weights are read or made.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.facts.architecture import check_architecture
 from autotune.facts.model_files import locate_model, probed_weights
-from autotune.facts.quantized_weights import unquantised_weights
 from autotune.job.methods import METHODS
 
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
@@ -21,7 +20,7 @@ _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known of the model before any probe."""
+    """Facts of the model that are known before any probe."""
 
     name: str
     """What the user called it."""
@@ -66,7 +65,7 @@ def survey_model(
     trust_remote_code: bool,
     shape_suffices: bool = False,
 ) -> ModelFacts:
-    """Facts of the model called `name`; a bare config becomes a model folder in `folder`.
+    """Return facts of the model called `name`; a bare config becomes a model folder in `folder`.
 
     Args:
         method: of training, which decides what is on top of the decoder.
@@ -138,7 +137,7 @@ def model_config(path: str, method: str, **kinds: Any) -> Any:
 
 
 def check_labels(path: str, **kinds: Any) -> None:
-    """A model that rewards has one output; weights of another number do not load as such.
+    """Refuse a reward model of several outputs: its weights do not load as such.
 
     Raises:
         UserError: it is a classifier of several labels.
@@ -189,7 +188,8 @@ def model_class(config: Any, method: str) -> Any:
 
 
 def _positions(model: Any) -> tuple[int | None, bool]:
-    """(Positions of a model, whether it fails beyond them); None where its config does not say."""
+    """Return (positions of a model, whether it fails beyond them); None where its config does not
+    say."""
     import torch
 
     config = model.config.get_text_config()
@@ -221,3 +221,91 @@ def _attention_modules(model: Any) -> tuple[str, ...]:
         if inside and isinstance(module, torch.nn.Linear | Conv1D):
             names.add(leaf)
     return tuple(sorted(names))
+
+
+_TRAINED = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
+"""What transformers lists the architectures for that go on with a text."""
+_OTHERS = {
+    "MASKED_LM": ("it fills in words that are masked, and does not go on with a text", ""),
+    "SEQUENCE_CLASSIFICATION": ("it labels texts, and writes none", "; `method: reward` trains it"),
+}
+"""What else they are for: why they are not trained, and what trains them."""
+_NO_HEAD = "it has no layer that gives the next word"
+
+
+def check_architecture(config: Any, method: str, name: str) -> None:
+    """Hold a model's configuration against what the method's trainer takes.
+
+    Args:
+        config: of transformers.
+        name: what the user called the model.
+
+    Raises:
+        UserError: the trainer does not train such a model.
+    """
+    found = _why_not(config, METHODS[method].classifier)
+    if found is None:
+        return
+    reason, trained_by = found
+    architecture = (config.architectures or [config.model_type])[0]
+    raise user_error(
+        f"`method: {method}` does not train `{architecture}`, which {name} is: {reason}",
+        hint=f"take a model whose config.json names an architecture ...ForCausalLM{trained_by}",
+    )
+
+
+def _why_not(config: Any, classifier: bool) -> tuple[str, str] | None:
+    """Return (why a model is not trained, what trains it); None: it is."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    if config.is_encoder_decoder:
+        reason = "it reads one text and writes another, and the trainer gives it one"
+        return reason, "; transformers' Seq2SeqTrainer trains this one"
+    if classifier:
+        return None  # made of what the type has
+    name = (config.architectures or [""])[0]
+    if not hasattr(transformers, name):
+        if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            return None
+        return f"transformers has no language model of the type `{config.model_type}`", ""
+
+    def listed_for(task: str) -> bool:
+        # By name: the classes of a mapping are imported one by one, which takes seconds.
+        return name in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values()
+
+    if any(map(listed_for, _TRAINED)):
+        return None
+    return next((why for task, why in _OTHERS.items() if listed_for(task)), (_NO_HEAD, ""))
+
+
+def quantised_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, layer) of each layer that bitsandbytes quantises: plain linear ones, without
+    those that transformers' own rule keeps (the output head, tied layers, a classifier's last one).
+
+    Anything else stays as it is loaded; transformers 5 has the experts of a mixture as parameters
+    of three dimensions.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    excluded_names = HfQuantizer.get_modules_to_not_convert(
+        model, None, model._keep_in_fp32_modules
+    )
+    for name, module in list(model.named_modules()):
+        plain = type(module) is torch.nn.Linear or isinstance(module, Conv1D)
+        if plain and should_convert_module(name, excluded_names):
+            yield name, module
+
+
+def unquantised_weights(model: Any) -> dict[str, int]:
+    """Return how many weights stay as they are, by the last two parts of their names, most
+    first."""
+    packed = {id(layer.weight) for _, layer in quantised_layers(model)}
+    sizes: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in packed:
+            sizes[".".join(name.split(".")[-2:]).removesuffix(".weight")] += parameter.numel()
+    return dict(sizes.most_common())

@@ -72,7 +72,7 @@ class StackFacts:
     python: str
     versions: dict[str, str | None]
     absent: tuple[str, ...] = ()
-    """Of `OPTIONAL` what is not installed, as pip calls it."""
+    """Return the packages of `OPTIONAL` that are not installed, by pip's names."""
     assumed: bool = False
     """Whether what is absent is taken to be there: a plan is for another machine."""
     fused_head: bool = False
@@ -93,7 +93,7 @@ def installed(method: str = SFT.name) -> StackFacts:
 
 
 def absent() -> tuple[str, ...]:
-    """Of `OPTIONAL` what is not installed, as pip calls it."""
+    """Return the packages of `OPTIONAL` that are not installed, by pip's names."""
     return tuple(name for name, module in OPTIONAL.items() if not module_found(module))
 
 

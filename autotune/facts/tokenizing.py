@@ -133,7 +133,7 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
 
 
 def check_template(method: str, rows: Any, tokenizer: Any, training: dict[str, Any]) -> None:
-    """Conversations become tokens by a template.
+    """Refuse conversations without a template that turns them into tokens.
 
     Raises:
         UserError: there is none.
@@ -157,7 +157,7 @@ def _is_chat(value: Any) -> bool:
 
 
 def _check_prompts(prompts: list[Any]) -> None:
-    """Something must be there to go on from."""
+    """Refuse empty prompts: there is nothing to go on from."""
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str | list):
             raise ValueError(f"the `prompt` of row {index} is neither text nor a list of messages")
@@ -193,3 +193,73 @@ def form(method: str, columns: set[str]) -> str:
     if {"prompt", "completion"} <= columns:
         return "prompt-completion"
     return "messages" if columns & {"messages", "conversations"} else "text"
+
+
+_IGNORED = -100
+"""A label that does not count."""
+
+
+def check_tokens(method: str, rows: Any, vocabulary: int | None, *, sampled: bool) -> None:
+    """Hold tokenized rows against the model's vocabulary.
+
+    Args:
+        rows: with their `lengths`.
+        vocabulary: of the model; None: not known.
+        sampled: whether they are in another order than the data's, so that numbers say nothing.
+
+    Raises:
+        UserError: a row that is empty, that has more or fewer labels than tokens, or that has an
+            id beyond the vocabulary.
+    """
+    table = rows.with_format("arrow")[:]
+    for number, lengths in enumerate(table.column("lengths").to_pylist()):
+        if 0 in lengths:
+            raise user_error(
+                f"{_named(number, sampled)} has no tokens",
+                where="dataset",
+                hint="take it out, or write something into it",
+            )
+    if "labels" in METHODS[method].columns:
+        _check_labels(table.column("input_ids"), table.column("labels"), sampled)
+    if vocabulary is None:
+        return
+    for name in METHODS[method].columns:
+        if name == "labels" or name.endswith("_ids"):
+            _check_ids(name, table.column(name), vocabulary, sampled)
+
+
+def _check_labels(ids: Any, labels: Any, sampled: bool) -> None:
+    import pyarrow.compute
+
+    tokens, labelled = (pyarrow.compute.list_value_length(column) for column in (ids, labels))
+    number = pyarrow.compute.index(pyarrow.compute.not_equal(tokens, labelled), True).as_py()
+    if number >= 0:
+        raise user_error(
+            f"{_named(number, sampled)} has {tokens[number]} `input_ids` and {labelled[number]} "
+            "`labels`",
+            where="dataset",
+            hint=f"give each token a label, {_IGNORED} where it does not count",
+        )
+
+
+def _named(number: int, sampled: bool) -> str:
+    return "a row" if sampled else f"row {number} (counted from 0)"
+
+
+def _check_ids(name: str, column: Any, vocabulary: int, sampled: bool) -> None:
+    import pyarrow.compute
+
+    ids = pyarrow.compute.list_flatten(column)
+    if name == "labels":
+        ids = ids.filter(pyarrow.compute.not_equal(ids, _IGNORED))
+    found = pyarrow.compute.min_max(ids).as_py()
+    if found["max"] is None or 0 <= found["min"] <= found["max"] < vocabulary:
+        return
+    wrong = found["max"] if found["max"] >= vocabulary else found["min"]
+    number = next(n for n, row in enumerate(column) if wrong in (row.as_py() or ()))
+    raise user_error(
+        f"`{name}` of {_named(number, sampled)} has the token {wrong}, and the model knows 0 to "
+        f"{vocabulary - 1}",
+        where="dataset",
+        hint="they were tokenized for another model, or its tokenizer is of another one",
+    )

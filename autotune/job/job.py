@@ -126,7 +126,7 @@ class Budget(Strict):
 
 
 def as_budget(value: object) -> object:
-    """`5m` means minutes, `12` means probes."""
+    """Read a budget: `5m` means minutes, `12` means probes."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return value
     if isinstance(value, int):
@@ -139,7 +139,7 @@ def _dataset_form(value: object) -> str:
 
 
 class Job(Strict):
-    """What to fine-tune, on what data, under which limits."""
+    """A model to fine-tune, its data, and the limits."""
 
     model: str = Field(min_length=1)
     """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
@@ -259,7 +259,8 @@ class Job(Strict):
         return list(self.recipe.get("global_batch_size", [self.global_batch_size]))
 
     def batch_sequences(self, max_length: int | None) -> int | None:
-        """Sequences per optimizer step; None where the token count is no multiple of the length."""
+        """Return the sequences of an optimizer step; None where the token count is not a multiple
+        of the length."""
         if isinstance(self.global_batch_size, int):
             return self.global_batch_size
         tokens = int(self.global_batch_size.split()[0])

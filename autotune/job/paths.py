@@ -17,7 +17,7 @@ def resolve_path(text: str, base: Path) -> str:
 
 
 def absolute_path(text: str, base: Path) -> str:
-    """`text` as a path below `base`; `~` of a user who does not exist is taken as it stands."""
+    """Return `text` as a path below `base`; `~` of an unknown user is taken as it stands."""
     path = Path(text)
     with contextlib.suppress(RuntimeError):
         path = path.expanduser()

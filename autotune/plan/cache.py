@@ -19,7 +19,7 @@ from autotune import __version__
 from autotune.estimate.protocol import EstimateReply, ShapeWork
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts, facts_from_plain, stack
-from autotune.facts.control_group import cores
+from autotune.facts.host import cores
 from autotune.facts.known_models import known_model
 from autotune.facts.model_files import MOST_BYTES
 from autotune.job.job import Job, NoData

@@ -23,8 +23,7 @@ from autotune.plan.paging import with_paging
 from autotune.plan.speeds import Speeds
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
-from autotune.space.reference_model import has_reference
-from autotune.space.settings import Settings
+from autotune.space.settings import Settings, has_reference
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, OPTIMIZER_OFFLOAD
 from autotune.training.rollout_plan import completion_length
 

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from autotune.estimate.protocol import EstimateReply
-from autotune.facts.control_group import cores
+from autotune.facts.host import cores
 from autotune.plain_data import NONSENSE
 from autotune.plan.cache import NO_ANSWER
 from autotune.plan.progress import Count, Progress, TaskCount

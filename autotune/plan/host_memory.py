@@ -22,8 +22,7 @@ from autotune.estimate.formula.offload import (
 from autotune.estimate.residual import Residual
 from autotune.facts.host import host_limit
 from autotune.plan.exchange import computed_bytes, is_wide, trained_parameters
-from autotune.space.reference_model import has_reference
-from autotune.space.settings import Settings
+from autotune.space.settings import Settings, has_reference
 from autotune.space.sharding.sharding import FSDP
 from autotune.units import format_bytes
 
@@ -46,7 +45,7 @@ def with_host(
         traced_bytes: what offloading keeps on the host for one process, by trace; None: not traced.
     """
     job, facts = settings.job, settings.facts
-    limit = host_limit(job, facts.device.kind, facts.host)
+    limit = host_limit(job.devices.host_memory, facts.device.kind, facts.host)
     count = -(-settings.processes // job.devices.nodes)
     if facts.device.kind == "cpu":
         if limit is None:

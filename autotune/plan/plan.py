@@ -143,7 +143,7 @@ def plan(
         seconds=round(time.monotonic() - began, 3),
         cached=stored is not None,
         not_installed=not_installed(job, facts),
-        host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
+        host_limit_bytes=host_limit(job.devices.host_memory, facts.device.kind, facts.host),
         by_formula=draft.by_formula,
         unfinished=draft.left_out if draft.stopped else None,
     )

@@ -20,9 +20,8 @@ from autotune.facts.device_kinds import rules_of
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
-from autotune.space.cudnn_attention import CUDNN_LAST, USUAL_TORCH
 from autotune.space.knobs import Candidate
-from autotune.space.settings import Settings
+from autotune.space.settings import CUDNN_LAST, USUAL_TORCH, Settings
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
 

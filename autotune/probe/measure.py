@@ -12,8 +12,7 @@ from pathlib import Path
 
 from autotune.errors import machine_error
 from autotune.facts import Facts, devices
-from autotune.facts.control_group import memory_kills
-from autotune.facts.host import host_limit
+from autotune.facts.host import host_limit, memory_kills
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_both
@@ -53,7 +52,7 @@ def probe_request(
         sharding=chosen.sharding.plain(),
         deepspeed=chosen.deepspeed,
         memory_limit_bytes=limit,
-        host_limit_bytes=host_limit(job, facts.device.kind, facts.host),
+        host_limit_bytes=host_limit(job.devices.host_memory, facts.device.kind, facts.host),
         threads=threads(facts, chosen.processes),
         rows=str(rows),
         rows_total=facts.data.rows,

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from autotune.facts.control_group import cores
+from autotune.facts.host import cores
 from autotune.process.proc import processor_wait_seconds
 from autotune.process.processor_load import is_crowded
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from autotune.facts import devices
-from autotune.facts.control_group import memory_kills
+from autotune.facts.host import memory_kills
 from autotune.process.files import private_opener
 from autotune.process.limits import LaunchReport
 from autotune.process.proc import process_status, session_memory

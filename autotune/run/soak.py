@@ -189,7 +189,7 @@ def memories(report: LaunchReport, launched: Settings) -> list[Memory]:
     if facts.device.kind != "cuda":
         return [Memory(what="its memory", samples=report.host_memory, limit_bytes=limit)]
     found = [Memory(what="its GPU's memory", samples=report.gpu_memory, limit_bytes=limit)]
-    host_bytes = host_limit(job, facts.device.kind, facts.host)
+    host_bytes = host_limit(job.devices.host_memory, facts.device.kind, facts.host)
     if host_bytes is not None:
         each = host_bytes // launched.processes
         what = "its host's memory"

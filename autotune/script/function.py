@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from autotune.errors import machine_error
-from autotune.facts.control_group import memory_kills
+from autotune.facts.host import memory_kills
 from autotune.process.descendants import die_with_parent
 from autotune.process.files import opener
 from autotune.process.limits import LaunchReport

@@ -28,7 +28,7 @@ from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
 from autotune.space.foreign.owner import refuse_foreign
 from autotune.space.job_file.load import Judged, judge_job
-from autotune.space.job_file.positions import (
+from autotune.space.job_file.problems import (
     Positions,
     field_positions,
     line_positions,

@@ -1,8 +1,9 @@
-"""Why a global batch cannot be exact, with the nearest values that can. Pure."""
+"""Why a global batch cannot be exact, with the nearest values that can, and why a candidate cannot
+generate its completions. Pure."""
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import Problem
@@ -17,7 +18,7 @@ from autotune.space.batch import (
     nearest_values,
     update_problem,
 )
-from autotune.space.job_shape import JobShape
+from autotune.space.job_shape import JobShape, processes_problem, undivided
 from autotune.space.knobs import (
     ACCUMULATION,
     GENERATION_BATCH,
@@ -27,7 +28,6 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     ROLLOUT_CHUNK,
 )
-from autotune.space.sharding.processes import processes_problem, undivided
 
 
 def batch_problems(shape: JobShape, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
@@ -95,8 +95,7 @@ def batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
 
 
 def _process_target(sequences: int, counts: Sequence[int]) -> str:
-    """Return what micro-batches have to make up: the global batch, or each process's share of
-    it."""
+    """Return the target of micro-batches, in words: the global batch, or each process's share."""
     target = f"the global batch of {sequences}"
     if max(counts) == 1:
         return target
@@ -110,7 +109,7 @@ def _process_target(sequences: int, counts: Sequence[int]) -> str:
 
 
 def group_problem(shape: JobShape, max_length: Any, group: Any) -> Problem | None:
-    """Return the same of the groups of completions, where a batch can be exact but for them."""
+    """Return why the completions of a batch cannot be split into groups; None: they can."""
     if group == 1 and not shape.pinned_or_listed(GROUP):
         return None
     sequences = shape.job.batch_sequences(max_length) or 0
@@ -134,7 +133,7 @@ def group_problem(shape: JobShape, max_length: Any, group: Any) -> Problem | Non
 
 
 def update_batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
-    """Return a pinned or listed division of PPO's completions."""
+    """Return the problem of a pinned or listed division of PPO's completions."""
     job = shape.job
     local = (job.batch_sequences(max_length) or 0) // max(shape.process_counts)
     micro = job.fixed.get(MICRO_BATCH)
@@ -159,7 +158,7 @@ def update_batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
 
 
 def whitening_problem(shape: JobShape, lengths: Iterable[Any]) -> Problem | None:
-    """Return where PPO is to whiten rewards: mini-batches that are all too small for it."""
+    """Return the problem of mini-batches that are all too small for PPO to whiten rewards."""
     job = shape.job
     if not job.training.get("whiten_rewards"):
         return None
@@ -199,7 +198,7 @@ def _count(value: Any) -> int:
 
 
 def _generation_problem(shape: JobShape, sequences: int, group: int) -> Problem | None:
-    """Return a pinned number of completions that are generated together."""
+    """Return the problem of a pinned number of completions that are generated together."""
     job = shape.job
     generation_batch = job.fixed.get(GENERATION_BATCH)
     if not isinstance(generation_batch, int):
@@ -218,4 +217,62 @@ def _generation_problem(shape: JobShape, sequences: int, group: int) -> Problem 
     nearest = " or ".join(str(n) for n in nearest_values(generation_batch, valid)) or "none"
     return Problem(
         where=GENERATION_BATCH, what=reason, hint=f"the nearest possible values: {nearest}"
+    )
+
+
+def completions_problem(
+    shape: JobShape, rows: int, values: Mapping[str, Any], sequences: int
+) -> str | None:
+    """Return why a candidate cannot generate its completions; None: it can, or generates none.
+
+    Args:
+        rows: of the data.
+        values: of the candidate's knobs; its micro-batch divides the global batch.
+        sequences: of the global batch.
+    """
+    if GENERATION_BATCH in values:
+        return _groups_problem(shape, rows, values, sequences)
+    if ROLLOUT_CHUNK in values:
+        return _update_problem(shape, rows, values, sequences)
+    return None
+
+
+def _groups_problem(
+    shape: JobShape, rows: int, values: Mapping[str, Any], sequences: int
+) -> str | None:
+    generation_batch = values[GENERATION_BATCH]
+    requested = shape.pinned_or_listed(GENERATION_BATCH)
+    if generation_batch > sequences and not requested:
+        return (
+            "a `generation_batch_size` above the global batch trains on completions of an older "
+            "policy: the job must ask for it"
+        )
+    if generation_batch > rows * values[GROUP]:
+        return "the data has fewer prompts than are generated from together"
+    return generation_problem(
+        generation_batch,
+        global_batch=sequences,
+        per_step=values[MICRO_BATCH] * shape.processes(values),
+        group=values[GROUP],
+    )
+
+
+def _update_problem(
+    shape: JobShape, rows: int, values: Mapping[str, Any], sequences: int
+) -> str | None:
+    job, processes = shape.job, shape.processes(values)
+    local = sequences // processes
+    requested = shape.pinned_or_listed(ROLLOUT_CHUNK)
+    if values[ROLLOUT_CHUNK] > local and not requested:
+        return "`local_rollout_forward_batch_size` cannot be larger than an update of one device"
+    if sequences > rows:
+        return "the data has fewer prompts than an update takes"
+    if processes > 1 and job.tuning != "full" and not values.get("copy_reference"):
+        return "on several devices PPOTrainer needs `fixed: {copy_reference: true}` beside adapters"
+    return update_problem(
+        local,
+        local // values[MICRO_BATCH],
+        chunk=values[ROLLOUT_CHUNK],
+        mini_batches=values[MINI_BATCHES],
+        whitened=bool(job.training.get("whiten_rewards")),
     )

@@ -1,6 +1,7 @@
 """The search space of one job: knobs bound to the facts, and every feasible candidate. Pure."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,18 +10,33 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.job.methods import METHODS
-from autotune.space.batch import TRL_ROLLOUT_BATCH
+from autotune.space.batch import TRL_ROLLOUT_BATCH, generation_batches, micro_batches, quarters
 from autotune.space.batch_checks import batch_problems
-from autotune.space.definition import SpaceDefinition
-from autotune.space.derived_values import Bound, derived_values
-from autotune.space.enumeration import Enumeration
-from autotune.space.infeasible import nothing_left
+from autotune.space.definition import (
+    AS_NEEDED,
+    BY_LENGTH,
+    DEFAULT_SIZE,
+    DIVISORS,
+    GROWING,
+    JOB_BATCH,
+    JOB_MAX_LENGTH,
+    LARGER_SIZES,
+    ONE_EACH,
+    QUARTERS,
+    SIZES,
+    WHOLE_GROUPS,
+    SpaceDefinition,
+)
+from autotune.space.enumeration import Enumeration, nothing_left
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
+    COMPLETION,
     GENERATION_BATCH,
     GROUP,
     MICRO_BATCH,
     ROLLOUT_CHUNK,
+    TENSOR_PARALLEL,
+    VLLM_SHARE,
     BoundKnob,
     Candidate,
     Knob,
@@ -29,17 +45,24 @@ from autotune.space.knobs import (
 from autotune.space.notes import space_notes
 from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
-from autotune.space.precision import resolve_precision
-from autotune.space.settings import SettingsOfJob
+from autotune.space.settings import SettingsOfJob, resolve_precision
+from autotune.space.sharding.deepspeed import bucket_sizes, default_size
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
+from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
+from autotune.space.vllm.server import searched_sizes, server_share
 
 ALL_AT_ONCE = (GENERATION_BATCH, ROLLOUT_CHUNK)
-"""Knobs whose default is the most of a batch that can be (of the second, up to TRL's default)."""
+"""Knobs whose default is the largest possible part of a batch (of the second, up to TRL's
+default)."""
+
+
+Bound = Mapping[str, tuple[KnobValue, ...]]
+"""The values of the knobs that stand above, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exclusion:
-    """How many candidates a rule took out, and why."""
+    """A rule, by its reason, and the number of candidates that it took out."""
 
     reason: str
     count: int
@@ -186,7 +209,7 @@ def _bind_knob(knob: Knob, shape: JobShape, facts: Facts, bound_values: Bound) -
 
 
 def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
-    """Several processes need knobs that say how they share a training."""
+    """Refuse several processes where no knob says how they share a training."""
     if job.devices.total == 1 or definition.knob(DISTRIBUTED_TYPE):
         return
     raise UserError(
@@ -203,7 +226,7 @@ def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
 
 
 def _check_batch(knobs: list[BoundKnob], shape: JobShape) -> None:
-    """A batch that cannot be exact is refused here."""
+    """Refuse a batch that cannot be exact."""
     values = {knob.name: knob.values for knob in knobs}
     lengths = values.get("max_length", (shape.job.max_length,))
     problems = batch_problems(shape, lengths, values.get(GROUP, (1,)))
@@ -212,8 +235,68 @@ def _check_batch(knobs: list[BoundKnob], shape: JobShape) -> None:
 
 
 def _check_positions(knobs: list[BoundKnob], positions: Positions) -> None:
-    """Sequences that the model has no positions for are refused here."""
+    """Refuse sequences that the model has no positions for."""
     lengths = {knob.name: knob.values for knob in knobs}.get(positions.knob, (positions.default,))
     problem = positions.refusal([{positions.knob: length} for length in lengths])
     if problem is not None:
         raise UserError(problem)
+
+
+def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_values: Bound) -> Any:
+    """Return the values of the knob `name` that a word of a search space stands for; anything else
+    stands for itself."""
+    if word == DIVISORS:
+        pairs = itertools.product(shape.global_batches, shape.process_counts)
+        return sorted({micro for pair in pairs for micro in micro_batches(*pair)})
+    if word == WHOLE_GROUPS:
+        generation_batch_sizes = {n for s in shape.global_batches for n in generation_batches(s, 1)}
+        return sorted(generation_batch_sizes, reverse=True)
+    if word == QUARTERS:
+        pairs = itertools.product(shape.global_batches, shape.process_counts)
+        parts = {batch // count for batch, count in pairs}
+        return sorted({n for part in parts if part for n in quarters(part)}, reverse=True)
+    if word == JOB_MAX_LENGTH:
+        return [shape.job.max_length]
+    if word == JOB_BATCH:
+        return [shape.job.global_batch_size]
+    if word == ONE_EACH:
+        return list(shape.process_counts)
+    if word == BY_LENGTH:
+        return ["random", "group_by_length"] if facts.data.ragged else ["random"]
+    if word == GROWING:
+        return _segments(facts)
+    if word == SIZES:
+        return searched_sizes(shape, facts)
+    if word == AS_NEEDED and SERVER in bound_values.get(MODE, ()):
+        return [server_share(shape.job, facts)]
+    if word == AS_NEEDED:
+        return _shares(shape, facts, bound_values)
+    if word == DEFAULT_SIZE:
+        return [default_size(name, facts.model.hidden_size)]
+    if word == LARGER_SIZES:
+        return bucket_sizes(name, facts.model.hidden_size)
+    return word
+
+
+def _segments(facts: Facts) -> list[bool]:
+    """Return the values of `expandable_segments`: true only where torch has it. Rows of
+    several lengths need it, because fixed segments keep more with each larger micro-batch."""
+    if facts.device.kind != "cuda" or facts.device.maker != "NVIDIA":
+        return [False]
+    return [True] if facts.data.ragged else [False, True]
+
+
+def _shares(shape: JobShape, facts: Facts, bound_values: Bound) -> list[float]:
+    for name in (GENERATION_BATCH, COMPLETION):
+        if name not in bound_values:
+            what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
+            raise UserError(Problem(where="search_space", what=what))
+    shares = {
+        needed_share(shape.job, facts, max(generation_batch // processes, 1), length, size)
+        for processes in shape.process_counts
+        for generation_batch in bound_values[GENERATION_BATCH]
+        for length in bound_values[COMPLETION]
+        for size in bound_values.get(TENSOR_PARALLEL, (1,))
+        if isinstance(generation_batch, int) and isinstance(length, int) and isinstance(size, int)
+    }
+    return sorted({TRL_SHARE if share is None else share for share in shares})

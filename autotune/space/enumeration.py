@@ -4,14 +4,15 @@ Candidates are enumerated knob by knob; a rule cuts a branch as soon as all that
 known. What facts and knobs of one value say of a rule is looked up once, for all candidates.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from autotune.errors import Problem
 from autotune.facts import Facts
 from autotune.job.job import KnobValue
 from autotune.space.batch import accumulation
-from autotune.space.completion_checks import completions_problem
+from autotune.space.batch_checks import completions_problem
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     ACCUMULATION,
@@ -77,7 +78,7 @@ class Enumeration:
         return Rule(forbid=conditions, reason=rule.reason)
 
     def _depth(self, rule: Rule) -> int:
-        """After how many knobs all that a rule asks for is known."""
+        """Return the number of knobs after which all that a rule asks for is known."""
         names = {n for pair in rule.forbid.items() for n in _names_of(*pair)}
         depths = (depth for depth, knob in enumerate(self._knobs, 1) if knob.name in names)
         return max(depths, default=0)
@@ -133,3 +134,31 @@ def _names_of(name: str, condition: Any) -> set[str]:
     """Return the knobs and facts that a condition of a rule asks for."""
     above = condition.get("above") if isinstance(condition, Mapping) else None
     return {name, above} if isinstance(above, str) else {name}
+
+
+def nothing_left(
+    rules: Sequence[Rule],
+    context: Mapping[str, Any],
+    knob_names: Collection[str],
+    reasons: Sequence[str],
+) -> Problem:
+    """Return the problem of a space without candidates.
+
+    A rule that the context meets takes all of them out by itself: such rules alone are named,
+    not what else was taken out on the way. Where there is none, it was all reasons together.
+
+    Args:
+        context: facts, and knobs of one value.
+        knob_names: names of the knobs that the job pins or lists.
+        reasons: of everything that was taken out.
+    """
+    decisive = [rule for rule in rules if rule.excludes(context)]
+    unique_reasons = dict.fromkeys(rule.reason for rule in decisive) if decisive else reasons
+    text = "; ".join(reason.removesuffix(".") for reason in unique_reasons)
+    pins = dict.fromkeys(name for rule in decisive for name in rule.forbid if name in knob_names)
+    pin_list = " or ".join(f"`{name}`" for name in pins) or "a pinned knob"
+    return Problem(
+        where="job",
+        what=f"no configuration is possible: {text}",
+        hint=f"remove {pin_list} from the job",
+    )

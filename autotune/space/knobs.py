@@ -144,7 +144,7 @@ class Candidate:
         return json.dumps(self.knobs, sort_keys=True)
 
     def distance(self, values: Mapping[str, KnobValue]) -> int:
-        """In how many knobs the candidate differs from these values."""
+        """Return the number of knobs in which the candidate differs from these values."""
         return sum(self.values.get(name) != value for name, value in values.items())
 
     def differences(self, candidate: "Candidate") -> dict[str, KnobValue]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.space.job_shape import rows_of_step
 from autotune.space.knobs import Candidate
-from autotune.space.sharding.processes import rows_of_step
 
 SQUARE_ROOT, LINEAR = "square-root rule (arXiv:2205.10287)", "linear rule (arXiv:1706.02677)"
 _LINEAR_FOR = ("sgd",)

@@ -14,7 +14,7 @@ from autotune.space.sharding.sharding import FSDP, Sharding, sharding_of
 
 
 def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
-    """Orders candidates by how little memory they should take, before any was measured."""
+    """Return a key that sorts candidates by expected memory, the leanest first."""
     values = candidate.values
     return (
         candidate.micro_batch,

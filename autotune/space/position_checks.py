@@ -20,7 +20,7 @@ WRAPPED = "wrapped"
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """What the model has, and how long the rows are before they are cut.
+    """The positions of a model, and the lengths of rows before they are cut.
 
     Attributes:
         knob: that says how long sequences can be, and what it is where a space has no such knob.

@@ -32,7 +32,7 @@ def quantization(job: Job, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bits_of(config: Mapping[str, Any]) -> int | None:
-    """Bits of a weight of the base; None where it is not quantised."""
+    """Return the bits of a weight of the base; None where it is not quantised."""
     names = ("load_in_4bit", "load_in_8bit")
     return next((n for n, name in zip(_BITS, names, strict=True) if config.get(name)), None)
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.facts import Facts
+from autotune.facts.data import DataFacts
+from autotune.facts.device_kinds import rules_of
 from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.space.cudnn_attention import cudnn_environment
 from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
-from autotune.space.precision import resolve_precision
 from autotune.space.quantization import quantization
 from autotune.space.sharding.deepspeed import deepspeed_of
 from autotune.space.sharding.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
@@ -40,12 +40,12 @@ DEFAULTS: dict[str, Any] = {
 }
 LORA_DEFAULTS: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.05}
 NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH, *KNOBS}
-"""What goes into the environment or to the launch, or is what micro-batches come to."""
+"""Knobs of the environment or the launch, and the batch, which follows from micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the stack is told to train a candidate. Made once, and handed on.
+    """A candidate as the stack trains it. Made once, and passed on.
 
     Attributes:
         config: the flat configuration that `trl METHOD --config` reads.
@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def processes(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return self.sharding.num_processes
 
     @property
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def vllm(self) -> VllmShare | None:
-        """What vLLM has of each device; None: nothing."""
+        """vLLM's share of each device; None: it has none."""
         return vllm_share(self.config, self.facts.device.total_bytes)
 
 
@@ -84,7 +84,7 @@ class SettingsOfJob:
         self._known: dict[tuple[str, str], Settings] = {}
 
     def __call__(self, candidate: Candidate, output_dir: str = "out") -> Settings:
-        """Return what the stack has to be told to train this candidate."""
+        """Return the settings with which the stack trains this candidate."""
         key = (candidate.key, output_dir)
         if key not in self._known:
             self._known[key] = settings(self._job, self._facts, candidate, output_dir)
@@ -92,7 +92,7 @@ class SettingsOfJob:
 
 
 def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "out") -> Settings:
-    """Return what the stack has to be told to train this candidate."""
+    """Return the settings with which the stack trains this candidate."""
     fields = frozenset(facts.stack.training_fields)
     sharding = sharding_of(candidate.values, job.devices.total)
     config: dict[str, Any] = {
@@ -143,13 +143,13 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
 
 
 def launched_config_name(job: Job) -> str | None:
-    """Return the data's configuration that a launch names; the copy with renamed columns has
+    """Return the data's configuration that a launch names; a copy with renamed columns has
     none."""
     return None if job.columns else job.dataset_config
 
 
 def _rewards(job: Job) -> dict[str, Any]:
-    """Return what rewards completions, as the scripts of the online trainers have it."""
+    """Return the rewards by the names that the scripts of the online trainers have for them."""
     method = METHODS[job.method]
     fields: dict[str, Any] = {"reward_funcs": list(job.reward_funcs) or None}
     if method.reward_model:
@@ -204,8 +204,8 @@ def device_environment(device: DeviceFacts, count: int | None = None) -> dict[st
 
 
 def threads(facts: Facts, processes: int = 1) -> int:
-    """Threads of each training process: its part of the cores where it computes there, else a
-    few."""
+    """Return the threads of each training process: its part of the cores where it computes on
+    them, else a few."""
     cores = max(facts.device.cores // processes, 1)
     return cores if facts.device.kind == "cpu" else min(cores, 4)
 
@@ -213,3 +213,71 @@ def threads(facts: Facts, processes: int = 1) -> int:
 def without_none(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are set; `max_length` stays, because None is a choice there."""
     return {n: v for n, v in config.items() if v is not None or n == "max_length"}
+
+
+def resolve_precision(job: Job, device: DeviceFacts) -> tuple[str, str]:
+    """Return (`fp32` | `bf16` | `fp16`, reason)."""
+    if job.precision != "auto":
+        return job.precision, "the job says so"
+    if device.kind == "cpu":
+        return "fp32", "on the CPU, bf16 changes the numerics and is rarely faster"
+    if device.maker != "NVIDIA":
+        return "bf16", "the GPU computes in bf16, as all of other makers that are known here do"
+    if device.capability is not None and device.capability >= (8, 0):
+        return "bf16", "the GPU computes in bf16 (compute capability 8.0 or newer)"
+    return "fp16", "the GPU is older than bf16 (compute capability below 8.0)"
+
+
+CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+"""PyTorch reads it once, when SDPA is first called."""
+USUAL_TORCH = "2.13"
+"""What is assumed where the version is not known."""
+
+
+def cudnn_environment(method: str, config: Mapping[str, Any], facts: Facts) -> dict[str, str]:
+    """Return the variable that leaves cuDNN's attention out, where PyTorch would take it for
+    batches whose shapes differ; else none.
+
+    cuDNN builds a plan for every shape it has not seen (pytorch/pytorch#155958): 0.44 and 0.55 s
+    for forward and backward on a B200 (modelscope/FunASR#3704), 0.12 to 0.14 s for both on an H100,
+    where without it no shape takes longer the first time
+    (benchmarks/recorded/gpu-attention-h100-2026-11-26). The first launch on an H200 ran at 51% of
+    its probe's speed on repeated shapes: 0.3 s more for each micro-batch. Without cuDNN, launches
+    on an H100 are as fast as their probes. Known error: only the lengths of rows decide whether
+    shapes differ, not how many shapes that makes (`pad_to_multiple_of`, many rows of full length),
+    nor how often a long training meets them again: with a mask the other kernels reach a third of
+    cuDNN's rate.
+    """
+    uses_sdpa = config.get("attn_implementation", "sdpa") == "sdpa"
+    if not uses_sdpa or not cudnn_is_first(facts) or not _shapes_differ(method, config, facts.data):
+        return {}
+    return {CUDNN_LAST: "1"}
+
+
+def cudnn_is_first(facts: Facts) -> bool:
+    """True if PyTorch prefers cuDNN's attention on this device."""
+    device = facts.device
+    if device.kind != "cuda" or device.capability is None:
+        return False
+    torch = facts.stack.versions.get("torch") or USUAL_TORCH
+    return rules_of(device.capability, torch).cudnn_sdpa_first
+
+
+def _shapes_differ(method: str, config: Mapping[str, Any], data: DataFacts) -> bool:
+    """True if rows are of different lengths, so that micro-batches are of different shapes."""
+    if METHODS[method].online:  # completions are as long as they come
+        return True
+    if config.get("packing") and config.get("packing_strategy") == "wrapped":
+        return False
+    most = config.get("max_length") or data.longest
+    return min(data.quantiles.get("p1", 0), most) < min(data.longest, most)
+
+
+def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
+    """True if a training keeps a reference model of its own."""
+    if METHODS[job.method].value_model:
+        return job.tuning == "full" or bool(config.get("copy_reference"))
+    if METHODS[job.method].online:
+        return bool(config.get("beta")) and job.tuning == "full"
+    precomputed = config.get("precompute_ref_log_probs")
+    return bool(METHODS[job.method].reference) and job.tuning == "full" and not precomputed

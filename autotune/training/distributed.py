@@ -19,8 +19,14 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.space.sharding.fsdp import fsdp_environment
-from autotune.space.sharding.sharding import DEEPSPEED, FSDP, Sharding, fsdp_name, zero_name
+from autotune.space.sharding.sharding import (
+    DEEPSPEED,
+    FSDP,
+    Sharding,
+    fsdp_environment,
+    fsdp_name,
+    zero_name,
+)
 from autotune.training.spec import Place
 
 TIMEOUT = timedelta(hours=1)

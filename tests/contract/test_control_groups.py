@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.facts.control_group import PROCESS, _groups
+from autotune.facts.host import PROCESS, _groups
 
 MIB = 2**20
 LIMIT = 192 * MIB

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.facts.synthetic_text import prompts_of_lengths
+from autotune.facts.data import prompts_of_lengths
 from autotune.probe.survey_worker import make_tokenizer
 from autotune.process.server import ChildServer
 from autotune.space.vllm.colocated import ASLEEP_BYTES

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.space.cudnn_attention import CUDNN_LAST
+from autotune.space.settings import CUDNN_LAST
 
 ATTENTION = """
 import json, torch, torch.nn.functional as F

@@ -52,8 +52,7 @@ from autotune.estimate.records.events import (
     live_bytes,
     training_start,
 )
-from autotune.space.sharding.buckets import as_transformers
-from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS
+from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS, default_size
 from autotune.space.sharding.sharding import BUCKET_SIZE, DEEPSPEED, FSDP, Sharding
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
@@ -121,7 +120,7 @@ def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden:
     return Zero(
         stage=stage,
         devices=devices,
-        bucket=sharding.reduce_bucket_size or as_transformers(BUCKET_SIZE, hidden),
+        bucket=sharding.reduce_bucket_size or default_size(BUCKET_SIZE, hidden),
         half=half,
         wide=wide,
         offloads=(offloads[0] != "none", offloads[1] != "none"),

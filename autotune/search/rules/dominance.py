@@ -13,6 +13,7 @@ from autotune.estimate.variant import SAME_STATE
 from autotune.search.record import Record, counts_as_probe, excess_bytes
 from autotune.search.rules.dominance_sharding import divides_more_than_it_must
 from autotune.space.job_file.problems import as_yaml
+from autotune.space.job_shape import server_devices
 from autotune.space.knobs import (
     ACCUMULATION,
     COMPLETION,
@@ -21,7 +22,6 @@ from autotune.space.knobs import (
     SAMPLING,
     Candidate,
 )
-from autotune.space.sharding.processes import server_devices
 from autotune.space.vllm.server import left_to_the_server
 
 LEANER: Mapping[str, Callable[[Any], float]] = {

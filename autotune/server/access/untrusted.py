@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import Problem, UserError, user_error
-from autotune.facts.model_config import config_problems, read_config
+from autotune.facts.model_files import config_problems, read_config
 from autotune.plain_data import is_writable
 
 MOST_TEXT = 32 * 1024

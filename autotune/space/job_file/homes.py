@@ -85,7 +85,7 @@ class Home:
 
     @property
     def line(self) -> str:
-        """It as a line of a job file."""
+        """The line of a job file that sets it."""
         value = [self.value] if self.path[0] == "recipe" else self.value
         for part in reversed(self.path[1:]):
             value = {part: value}
@@ -93,7 +93,7 @@ class Home:
 
     @property
     def flag(self) -> str:
-        """It as a flag: of knobs and training fields the name is enough."""
+        """The flag that sets it: of knobs and training fields the name is enough."""
         inside = self.path[0] in ("training", "fixed", "recipe")
         name = self.path[-1] if inside else ".".join(self.path)
         return f"--set {shlex.quote(f'{name}={dump_flow(self.value)}')}"

@@ -1,7 +1,7 @@
 """Makes a Job of a job file and flags: strictly, with every problem and its line at once."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,23 +9,30 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError
+from autotune.facts.known_models import known_model
 from autotune.facts.stack import field_types, missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
-from autotune.job.paths import absolute_path
+from autotune.job.paths import absolute_path, exists, resolve_path
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.foreign.fields import Imported
 from autotune.space.job_file.given_file import given_data
 from autotune.space.job_file.homes import of_devices
-from autotune.space.job_file.knob_values import impossible, uncounted
+from autotune.space.job_file.knob_values import impossible, pin_problems, uncounted
 from autotune.space.job_file.online import online_problems
 from autotune.space.job_file.overrides import OWNERS, Draft, secret_of
-from autotune.space.job_file.places import missing_places, with_places
-from autotune.space.job_file.positions import Positions, field_positions, line_positions
-from autotune.space.job_file.problems import UNKNOWN, as_yaml, details_by_path, explain, shown
+from autotune.space.job_file.problems import (
+    UNKNOWN,
+    Positions,
+    as_yaml,
+    details_by_path,
+    explain,
+    field_positions,
+    line_positions,
+    shown,
+)
 from autotune.space.job_file.training_values import is_plain, wrong_value
-from autotune.space.job_file.unused_pins import pin_problems
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP
 
@@ -90,7 +97,7 @@ _REMOVED = "it was removed: leave it out"
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What can be said of a job.
+    """A job as far as it could be read, and its problems.
 
     Attributes:
         job: as far as its fields are sound; None: they are not enough to make one.
@@ -168,7 +175,7 @@ class _Loading(Draft):
         return job
 
     def definition(self, sets: Sequence[str]) -> SpaceDefinition:
-        """Return the space must be known before names can be judged, whatever else is wrong."""
+        """Return the search space, before anything is judged: names are judged by it."""
         data, base = dict(self._data), self._base
         for text in sets:
             key, _, value = text.partition("=")
@@ -207,7 +214,7 @@ class _Loading(Draft):
     def _check_training(
         self, name: str, value: Any, definition: SpaceDefinition, has_trainer: bool
     ) -> None:
-        """One field that is passed through."""
+        """Judge one field that is passed through."""
         path = ("training", name)
         refusal = self._method.refusals.get(name)
         if secret := secret_of(name, value):
@@ -231,7 +238,7 @@ class _Loading(Draft):
                 self._report(path, *wrong)
 
     def _check_online(self) -> None:
-        """What only some of the trainers have."""
+        """Judge the fields that only some trainers have."""
         for path, what, hint in online_problems(self._data, self._method):
             self._report(path, what, hint)
         if self._method.online:
@@ -282,7 +289,7 @@ class _Loading(Draft):
                 self._report((section, name), what, hint)
 
     def _check_batch(self, job: Job, definition: SpaceDefinition) -> None:
-        """The global batch is exact at every length that is asked for."""
+        """Check that the global batch is exact at every length that is asked for."""
         if self.unsound & {"global_batch_size", "max_length", "recipe", "fixed", "devices"}:
             return
         knob = definition.knob(GROUP)
@@ -298,3 +305,44 @@ class _Loading(Draft):
         for field, path in () if elsewhere else missing_places(placed):
             self._report((field,), f"`{field}`: there is no {path}")
         return placed
+
+
+BaseOf = Callable[[tuple[str, ...]], Path]
+"""The folder that a field's path is relative to."""
+
+
+def with_places(job: Job, base_of: BaseOf) -> Job:
+    """Return the job with absolute paths, and a well-known model by its hub id.
+
+    Paths in a file are relative to the file, those of flags to the current folder.
+    """
+    fields: dict[str, Any] = {"model": _model(job.model, base_of(("model",)))}
+    if isinstance(job.dataset, str):
+        fields["dataset"] = resolve_path(job.dataset, base_of(("dataset",)))
+    if job.reward_model_path is not None:
+        base = base_of(("reward_model_path",))
+        fields["reward_model_path"] = _model(job.reward_model_path, base)
+    if job.search_space is not None:
+        fields["search_space"] = absolute_path(job.search_space, base_of(("search_space",)))
+    if isinstance(job.training.get("output_dir"), str):
+        base = base_of(("training", "output_dir"))
+        output = absolute_path(job.training["output_dir"], base)
+        fields["training"] = {**job.training, "output_dir": output}
+    return job.model_copy(update=fields)
+
+
+def missing_places(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield (field, path) of the files and folders that a job names and that do not exist.
+
+    Its paths are absolute.
+    """
+    for field in ("model", "dataset", "search_space", "reward_model_path"):
+        path = getattr(job, field)
+        if isinstance(path, str) and path.startswith("/") and not exists(path):
+            yield field, path
+
+
+def _model(name: str, base: Path) -> str:
+    path = resolve_path(name, base)
+    known = known_model(name) if path == name else None
+    return path if known is None else known.hub_id

@@ -21,7 +21,7 @@ _WIDTH = 28
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What is asked of somebody who begins.
+    """The answers from which a first job file is written.
 
     Attributes:
         model: hub id, or a path relative to the file.

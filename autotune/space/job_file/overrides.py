@@ -11,8 +11,7 @@ from autotune.job.methods import METHODS, SFT
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.homes import home_of
-from autotune.space.job_file.positions import Positions, position_of
-from autotune.space.job_file.problems import as_yaml
+from autotune.space.job_file.problems import Positions, as_yaml, position_of
 from autotune.space.knobs import ACCUMULATION
 
 OWNERS = {
@@ -52,7 +51,7 @@ def secret_of(name: str, value: Any) -> str | None:
 
 
 class Draft:
-    """What will be a job, and the problems found on the way."""
+    """The data of a future job, and the problems found so far."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Draft:
         return home or _of_other_methods(name)
 
     def apply(self, text: str, definition: SpaceDefinition) -> None:
-        """One `name=value`: a job field (dotted for its parts), a knob or a training field."""
+        """Apply one `name=value`: a job field (dotted for parts), a knob or a training field."""
         name, equals, value_text = text.partition("=")
         if not equals:
             self._problems.append(Problem(where="--set", what=f"`{text}` must be `name=value`"))
@@ -169,7 +168,7 @@ class Draft:
         return fields
 
     def canonical_names(self, section: str) -> None:
-        """A knob may be called by any name that a version of the stack has for it."""
+        """Rename knobs that are called by the name of another version of the stack."""
         for name in list(self._section(section)):
             knob = canonical_name(str(name))
             if knob == str(name):
@@ -185,7 +184,7 @@ class Draft:
                 self._positions.setdefault((section, knob), self._positions[(section, name)])
 
     def pins_from_training(self, definition: SpaceDefinition) -> None:
-        """A knob given among the training fields is pinned: it passes through untouched."""
+        """Pin a knob that is given among the training fields: it passes through untouched."""
         training = self._data.get("training")
         if not isinstance(training, Mapping):
             return

@@ -1,6 +1,8 @@
-"""What pydantic finds wrong with a job, in our words. Pure."""
+"""What pydantic finds wrong with a job, in our words; and where the parts of a job stand: in lines
+of its file or, of data without one, by field. Pure."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +10,7 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, nearest
 from autotune.job.job import Budget, Devices, Job, Lengths, NoData
+from autotune.job.yaml_file import Path_
 
 _LONGEST = 200
 """Characters of a value in a message."""
@@ -16,7 +19,7 @@ _UNION_TAGS = {"bool", "int", "float", "str", "list[str]"}
 
 
 def details_by_path(error: ValidationError) -> list[tuple[tuple[str | int, ...], Any]]:
-    """Pydantic's errors with their paths; those of the members of one union as one."""
+    """Return pydantic's errors with their paths; those of the members of one union as one."""
     details: dict[tuple[str | int, ...], Any] = {}
     for detail in error.errors():
         path = _without_marks(detail["loc"])
@@ -119,3 +122,43 @@ def shown(problems: list[Problem], name: str) -> list[Problem]:
     if len(problems) > _MOST_SHOWN:
         kept.append(Problem(where=name, what=f"and {len(problems) - _MOST_SHOWN:,} problems more"))
     return kept
+
+
+Positions = dict[Path_, str]
+"""What a message calls each part, such as `job.yaml:6` or `training.learning_rate`."""
+_MOST_NAME = 200
+"""Characters of a field's name in a message."""
+
+
+def line_positions(lines: Mapping[Path_, int], name: str) -> Positions:
+    """Return the positions in a file, by the line of each part."""
+    return {path: f"{name}:{line}" for path, line in lines.items()}
+
+
+def field_positions(data: Mapping[str, Any]) -> Positions:
+    """Return the positions in data that came without a text, by the names of their fields."""
+    positions: Positions = {}
+    parts: list[tuple[Path_, Any]] = [((), data)]
+    while parts:
+        path, part = parts.pop()
+        if path:
+            positions[path] = field_name(path)
+        if isinstance(part, Mapping):
+            parts += [((*path, str(name)), value) for name, value in part.items()]
+        elif isinstance(part, list):
+            parts += [((*path, index), value) for index, value in enumerate(part)]
+    return positions
+
+
+def field_name(path: Path_) -> str:
+    """Return the name of a field, with those that it stands in."""
+    return ".".join(map(str, path))[:_MOST_NAME]
+
+
+def position_of(path: Path_, positions: Positions) -> str | None:
+    """Return the position of a part, or of the nearest that it stands in; None: neither is
+    given."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in positions:
+            return positions[path[:length]]
+    return None

@@ -13,7 +13,7 @@ one group of all parameters, so that norms decay too, and would step the schedul
 logged: both were seen in real runs of two processes. The schedule is transformers' either way.
 
 Sizes of buckets and thresholds are knobs; where nobody chooses they are transformers' own, from the
-hidden size (`buckets.py`); the bucket in which stages 1 and 2 gather updated weights gets the
+hidden size (`default_size`); the bucket in which stages 1 and 2 gather updated weights gets the
 size of the one they reduce gradients in. Loss scaling is DeepSpeed's default
 (`deepspeed/runtime/precision_config.py`), made explicit.
 """
@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.facts import Facts
-from autotune.space.sharding.buckets import as_transformers
 from autotune.space.sharding.sharding import (
     BUCKET_SIZE,
     DEEPSPEED,
@@ -91,7 +90,7 @@ def auto_config(
     arguments = {
         f"zero_optimization.{name}"
         for name in sizes
-        if getattr(sharding, name) not in (None, as_transformers(name, hidden_size))
+        if getattr(sharding, name) not in (None, default_size(name, hidden_size))
     }
     for name in sorted(set(FILLED_BY_TRAINER) - arguments):
         *parts, last = name.split(".")
@@ -120,7 +119,8 @@ def deepspeed_of(
 
 
 def _clipping(config: Mapping[str, Any]) -> dict[str, float]:
-    """PPOTrainer does not clip, and its configuration says nothing of it: nor does DeepSpeed."""
+    """Return the clipping, if any: PPOTrainer does not clip, and its configuration has no field for
+    it."""
     value = config.get("max_grad_norm")
     return {} if value is None else {"gradient_clipping": float(value)}
 
@@ -144,9 +144,7 @@ def _zero(sharding: Sharding, hidden_size: int | None) -> dict[str, Any]:
     requested_sizes = (sharding.reduce_bucket_size, sharding.stage3_prefetch_bucket_size)
     sizes = {BUCKET_SIZE: requested_sizes[0], PREFETCHED: requested_sizes[1]}
     sizes[PERSISTENCE] = sharding.stage3_param_persistence_threshold
-    chosen_sizes = {
-        n: as_transformers(n, hidden_size) if v is None else v for n, v in sizes.items()
-    }
+    chosen_sizes = {n: default_size(n, hidden_size) if v is None else v for n, v in sizes.items()}
     zero: dict[str, Any] = {
         "stage": sharding.zero_stage,
         "overlap_comm": sharding.overlap_comm,
@@ -181,3 +179,33 @@ def _offload(sharding: Sharding, device_kind: str) -> dict[str, dict[str, Any]]:
         for section, device in places.items()
         if device != "none"
     }
+
+
+WITHOUT_HIDDEN_SIZE = {BUCKET_SIZE: 500_000_000, PREFETCHED: 50_000_000, PERSISTENCE: 100_000}
+"""DeepSpeed's defaults (`deepspeed/runtime/zero/config.py`)."""
+
+
+def default_size(knob: str, hidden_size: int | None) -> int:
+    """Return the size that transformers fills in where a file says `auto`
+    (`transformers/integrations/deepspeed.py`, `trainer_config_finalize`), in elements; where a
+    model has no hidden size, DeepSpeed's default."""
+    if not hidden_size:
+        return WITHOUT_HIDDEN_SIZE[knob]
+    square = hidden_size * hidden_size
+    return {BUCKET_SIZE: square, PREFETCHED: int(0.9 * square), PERSISTENCE: 10 * hidden_size}[knob]
+
+
+def bucket_sizes(knob: str, hidden_size: int | None) -> list[int]:
+    """Return the sizes that are worth a try, in elements: that of transformers, and larger ones.
+
+    A weight that is larger than its bucket is exchanged by itself. With `h` for the hidden size,
+    4 h^2 is one matrix of an MLP that is four times as wide as the model, 12 h^2 all of a layer
+    (Kaplan et al., "Scaling Laws for Neural Language Models", arXiv:2001.08361, section 2.1); 100 h
+    keeps a matrix of LoRA at the hidden size whole up to a rank of 100, 10 h up to 10 only.
+    """
+    first = default_size(knob, hidden_size)
+    if not hidden_size:
+        return [first]
+    if knob == PERSISTENCE:
+        return [first, 100 * hidden_size]
+    return [first, 4 * hidden_size**2, 12 * hidden_size**2]

@@ -17,7 +17,7 @@ PERSISTENCE = "stage3_param_persistence_threshold"
 ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory")
 """Fields of DeepSpeed's own file."""
 SHARDING_KNOBS = (DISTRIBUTED_TYPE, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
-"""What is divided, and where it is kept."""
+"""Knobs that say what is divided, and where it is kept."""
 KNOBS = (NUM_PROCESSES, *SHARDING_KNOBS, *ZERO_FIELDS)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
@@ -26,7 +26,7 @@ Offload = Literal["none", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What accelerate and DeepSpeed are told, by the names of accelerate's own fields.
+    """Fields of accelerate and DeepSpeed, by accelerate's own names.
 
     Attributes:
         distributed_type: `NO`, `MULTI_CPU` or `MULTI_GPU` (DDP), `DEEPSPEED`, `FSDP` (version 2).
@@ -37,7 +37,8 @@ class Sharding:
         overlap_comm: of DeepSpeed, as the four below: whether gradients are exchanged while others
             are computed.
         reduce_bucket_size: elements of gradients that are exchanged at a time, and of updated
-            weights; here and below None: what follows from the model (`space/sharding/buckets.py`).
+            weights; here and below None: what follows from the model
+            (`deepspeed.py`).
         stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
         stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
         pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
@@ -71,8 +72,8 @@ class Sharding:
 
 
 def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
-    """Return what a candidate's knobs say of it; one process shares nothing, DeepSpeed may offload
-    for it.
+    """Return the sharding that a candidate's knobs ask for; one process shares nothing, but
+    DeepSpeed may offload for it.
 
     Args:
         devices: of the job: one process on each, where no knob says otherwise.
@@ -84,7 +85,7 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
 
 
 def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
-    """Processes of which one needs the most memory, or at least 99.7% of the most.
+    """Return processes of which one needs the most memory, or at least 99.7% of the most.
 
     What is left over when weights are divided goes to the first. DeepSpeed's stages 1 and 2 give
     the last one the weights whose gradients come first, so that it holds them longest (up to 9%
@@ -121,7 +122,7 @@ def fsdp_name(reshards: bool) -> str:
 
 
 def on_cpus(sharding: Sharding) -> dict[str, Any]:
-    """Return fields of the trainer that bring several processes on CPUs to work together.
+    """Return fields of the trainer with which several processes on CPUs work together.
 
     `use_cpu` is right for DDP alone: with it accelerate silently makes DDP of DeepSpeed and of
     FSDP too. Without it accelerate finds no backend by itself and has to be told gloo.
@@ -129,3 +130,32 @@ def on_cpus(sharding: Sharding) -> dict[str, Any]:
     if sharding.distributed_type == NONE:
         return {"use_cpu": True}
     return {"use_cpu": sharding.distributed_type in DATA_PARALLEL, "ddp_backend": "gloo"}
+
+
+def fsdp_fields(sharding: Sharding) -> dict[str, Any]:
+    """Return the fields of accelerate's `fsdp_config`: version 2, a unit for each layer; the
+    trainer's own checkpointing stays in charge."""
+    return {
+        "fsdp_activation_checkpointing": False,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": sharding.offload_param_device == "cpu",
+        "fsdp_reshard_after_forward": sharding.fsdp_reshard_after_forward,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_version": 2,
+    }
+
+
+def fsdp_environment(sharding: Sharding, **environment: Any) -> dict[str, str]:
+    """Return the variables that `accelerate launch` makes of these fields.
+
+    Args:
+        environment: fields in place of these.
+    """
+    fields = {**fsdp_fields(sharding), **environment}
+    texts = {name.upper(): _text(value) for name, value in fields.items()}
+    return {"ACCELERATE_USE_FSDP": "true", **texts}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

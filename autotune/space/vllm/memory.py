@@ -41,7 +41,7 @@ class VllmShare:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerNeeds:
-    """What a vLLM server needs of each of its devices.
+    """Memory that a vLLM server needs on each of its devices.
 
     Attributes:
         devices: among which the model is divided.

@@ -21,7 +21,7 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job
-from autotune.space.job_shape import JobShape
+from autotune.space.job_shape import JobShape, server_devices
 from autotune.space.knobs import (
     COMPLETION,
     GENERATION_BATCH,
@@ -29,7 +29,6 @@ from autotune.space.knobs import (
     TENSOR_PARALLEL,
     VLLM_SHARE,
 )
-from autotune.space.sharding.processes import server_devices
 from autotune.space.vllm.colocated import (
     MODE,
     SERVER,
@@ -142,7 +141,7 @@ def server_needs(job: Job, facts: Facts, values: Mapping[str, Any]) -> ServerNee
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which GPUs of a job train and which generate, by their numbers, and the part of its memory
+    """The numbers of the GPUs that train and of those that generate, and the share of memory
     that each of the latter gives."""
 
     training: tuple[int, ...]

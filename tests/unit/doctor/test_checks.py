@@ -10,8 +10,7 @@ from autotune.doctor import checks
 from autotune.doctor.checks import Disk, Finding, count
 from autotune.doctor.examine import Machine, disk_of, judge, preflight
 from autotune.doctor.import_worker import ImportReply, TorchFacts
-from autotune.facts.devices import DeviceFacts, DeviceProcess
-from autotune.facts.driver import DriverState
+from autotune.facts.devices import DeviceFacts, DeviceProcess, DriverState
 from autotune.facts.stack import OPTIONAL
 
 GIB = 2**30

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from autotune.errors import UserError
-from autotune.facts.architecture import check_architecture
+from autotune.facts.model import check_architecture
 
 
 def refused(config: transformers.PretrainedConfig, method: str = "sft") -> str:

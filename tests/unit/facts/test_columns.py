@@ -6,8 +6,7 @@ import datasets
 import pytest
 
 from autotune.errors import UserError
-from autotune.facts.columns import copy_splits, rename_columns
-from autotune.facts.data import load_splits
+from autotune.facts.data import copy_splits, load_splits, rename_columns
 
 ROW = {"instruction": "say hi", "output": "hi", "turns": [{"role": "user", "content": "hi"}]}
 

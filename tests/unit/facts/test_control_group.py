@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.facts.control_group import cores, memory_kills, memory_limits
+from autotune.facts.host import cores, memory_kills, memory_limits
 
 MIB = 2**20
 FIRST = "cgroup cgroup rw,memory"

@@ -2,7 +2,7 @@
 
 import sys
 
-from autotune.facts.driver import driver_state, gpus_on_bus
+from autotune.facts.devices import driver_state, gpus_on_bus
 from tests.unit.facts.test_devices import FakeNvml
 
 

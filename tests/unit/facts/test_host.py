@@ -33,7 +33,7 @@ def test_this_machine_has_memory():
 )
 def test_the_limit_is_what_the_job_says_or_what_is_free(kind, host_facts, requested, limit):
     job = make_job(devices={"host_memory": requested} if requested else {})
-    assert host_limit(job, kind, host_facts) == limit
+    assert host_limit(job.devices.host_memory, kind, host_facts) == limit
 
 
 def test_a_job_cannot_count_on_more_than_is_free():

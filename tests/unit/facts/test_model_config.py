@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autotune.facts.model_config import read_config
+from autotune.facts.model_files import read_config
 
 LLAMA = {
     "model_type": "llama",

@@ -7,8 +7,7 @@ import pytest
 
 from autotune.facts import Facts
 from autotune.plan.variants import cuda_rules
-from autotune.space.cudnn_attention import CUDNN_LAST
-from autotune.space.settings import Settings, settings
+from autotune.space.settings import CUDNN_LAST, Settings, settings
 from tests.unit.builders import make_candidate, make_facts, make_job
 
 HOPPER, AMPERE = (9, 0), (8, 0)

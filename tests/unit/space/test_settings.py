@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.facts import facts_from_plain
-from autotune.space.cudnn_attention import CUDNN_LAST
-from autotune.space.settings import settings, threads, without_none
+from autotune.space.settings import CUDNN_LAST, settings, threads, without_none
 from tests.unit.builders import make_candidate, make_facts, make_job, make_space
 
 OLD = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs"})

@@ -31,7 +31,7 @@ import transformers
 from peft.tuners.lora.layer import Linear as LoraLinear
 from trl import ModelConfig
 
-from autotune.facts.quantized_weights import quantised_layers
+from autotune.facts.model import quantised_layers
 from autotune.training.family import Models
 from autotune.training.patching import replaced
 from autotune.training.quantized import is_quantized

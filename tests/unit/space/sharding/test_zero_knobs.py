@@ -5,11 +5,9 @@ import pytest
 from autotune.errors import UserError
 from autotune.report.candidate_lines import describe
 from autotune.space.bind import bind
-from autotune.space.definition import parse_definition, shipped_space
-from autotune.space.sharding.buckets import and_larger, as_transformers
-from autotune.space.sharding.deepspeed import auto_config, deepspeed_of
+from autotune.space.definition import DEFAULT_SIZE, LARGER_SIZES, parse_definition, shipped_space
+from autotune.space.sharding.deepspeed import auto_config, bucket_sizes, deepspeed_of, default_size
 from autotune.space.sharding.sharding import ZERO_FIELDS, sharding_of
-from autotune.space.value_words import AND_LARGER, AS_TRANSFORMERS
 from tests.unit.builders import make_facts, make_job, shipped
 from tests.unit.loading import load
 
@@ -141,7 +139,7 @@ def test_auto_stands_for_no_size_that_was_chosen():
 
 def test_a_space_of_ones_own_opens_them_by_a_word():
     definition_text = shipped_space("sharding").replace(
-        f"values: {AS_TRANSFORMERS}", f"values: {AND_LARGER}"
+        f"values: {DEFAULT_SIZE}", f"values: {LARGER_SIZES}"
     )
     _, knobs = definition_text.split("\nknobs:\n")
     knobs, rules = knobs.split("\nrules:\n")
@@ -159,9 +157,9 @@ def test_a_space_of_ones_own_opens_them_by_a_word():
 
 
 def test_a_model_without_a_hidden_size_has_deepspeeds_defaults_alone():
-    assert and_larger("reduce_bucket_size", None) == [500_000_000]
-    assert as_transformers("stage3_prefetch_bucket_size", None) == 50_000_000
-    assert as_transformers("stage3_param_persistence_threshold", None) == 100_000
+    assert bucket_sizes("reduce_bucket_size", None) == [500_000_000]
+    assert default_size("stage3_prefetch_bucket_size", None) == 50_000_000
+    assert default_size("stage3_param_persistence_threshold", None) == 100_000
 
 
 def test_memory_is_not_pinned_where_no_gpu_copies_it():
