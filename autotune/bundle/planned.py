@@ -17,7 +17,7 @@ from autotune.bundle.mark import digests, marked
 from autotune.bundle.readme import heading, knobs_table, page, plain_name, step_name
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
-from autotune.job.job import Job, NoData
+from autotune.job.job import Job, KnobValue, NoData
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import to_yaml
 from autotune.plain_data import from_plain
@@ -68,9 +68,11 @@ class Planned:
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
         """Return what `plain` gave as JSON data."""
         return cls(
-            candidate=from_knobs(data["knobs"]),
+            candidate=from_knobs(from_plain(dict[str, KnobValue], data["knobs"])),
             estimate=from_plain(Estimate, data["estimate"]),
-            **{name: data[name] for name in ("device", "candidates", "limit_bytes")},
+            device=from_plain(str, data["device"]),
+            candidates=from_plain(int, data["candidates"]),
+            limit_bytes=from_plain(int, data["limit_bytes"]),
         )
 
 

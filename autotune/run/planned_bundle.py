@@ -19,7 +19,7 @@ from autotune.errors import machine_error, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.text_file import readable_text
-from autotune.plain_data import NONSENSE
+from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.plan import Plan
 from autotune.plan.progress import Progress
 from autotune.probe.measure import measure_candidate
@@ -41,7 +41,6 @@ from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.settings import settings
-from autotune.value_types import checked
 
 
 def refuse_used(folder: Path) -> None:
@@ -198,8 +197,8 @@ def _stored(folder: Path) -> Planned:
     """
     stored = read_json(folder / RECOMMENDATION) or {}
     try:
-        planned = checked(Planned.from_plain(stored["planned"]), Planned)
-        written = checked(stored["files"], dict[str, str])
+        planned = Planned.from_plain(stored["planned"])
+        written = from_plain(dict[str, str], stored["files"])
         texts = {
             name: text
             for name in written
