@@ -47,7 +47,7 @@ def command(
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import report_plain
     from autotune.cli.views.report import print_report
-    from autotune.cli.views.tracked_script import tracked_script
+    from autotune.cli.views.tracker_listener import tracked_script
     from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of
     from autotune.report.html import html_report

@@ -152,7 +152,7 @@ def _tune(
                 loaded, definition, run, storage=storage, listener=listener, options=options
             )
         _print(result, run, record, as_json)
-        trackers.finish()
+        trackers.finish_run()
     return _code(result)
 
 

@@ -149,7 +149,7 @@ def by_script(
         if record is not None:
             write_result(record, outcome.plain())
         result = print_outcome(outcome, as_json)
-        trackers.finish()
+        trackers.finish_run()
     return result
 
 

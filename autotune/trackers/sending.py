@@ -1,21 +1,33 @@
-"""The parent's side of `--track`: a process for each tool; only the end of a run waits for them."""
+"""The parent's side of `--track`: a process for each tool, which follows a file that grows.
+
+Only the end of a run waits for them.
+"""
 
 import importlib.util
+import json
 import shlex
+import time
 from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
 
 from autotune.errors import Problem, UserError, in_one_line
+from autotune.plain_data import to_plain
 from autotune.process.companion import Companion
+from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations
+from autotune.run.listener import Listener
 from autotune.run.past_run import PastRun
 from autotune.search.record import Record
 from autotune.trackers.content import entries, probe_entry
-from autotune.trackers.tracker import Entry, TrackedRun
+from autotune.trackers.tracker import OVER, TrackedRun
 
 QUIET_S = 120.0
 """So long the end of a run waits for a tracker that sends nothing."""
 WORKER = "autotune.trackers.worker"
+FEED = "feed.jsonl"
+_POLL_S = 0.1
 
 
 def refuse_missing(tools: Collection[str]) -> None:
@@ -26,8 +38,8 @@ def refuse_missing(tools: Collection[str]) -> None:
     """
     problems = []
     for tool in tools:
-        found = importlib.util.find_spec(tool)
-        if found is None or found.origin is None:  # the latter: a mere folder of that name
+        package = importlib.util.find_spec(tool)
+        if package is None or package.origin is None:  # the latter: a mere folder of that name
             hint = f"pip install {tool}"
             what = "its package is not installed"
             problems.append(Problem(where=f"--track {tool}", what=what, hint=hint))
@@ -35,7 +47,7 @@ def refuse_missing(tools: Collection[str]) -> None:
         raise UserError(*problems)
 
 
-class Sending:
+class Sending(Listener):
     """Sends a run to tools as it goes.
 
     Args:
@@ -43,9 +55,9 @@ class Sending:
     """
 
     def __init__(self, tools: Collection[str], run: RunFolder, warn: Callable[[str], None]) -> None:
-        self._choice, self._run, self._warn = tools, run, warn
+        self._waiting, self._run, self._warn = list(dict.fromkeys(tools)), run, warn
         self._workers: dict[str, Companion] = {}
-        self._facts: TrackedRun | None = None
+        self._tracked: TrackedRun | None = None
         self._expectations: Expectations | None = None
         self.faults: list[str] = []
         """What was warned of."""
@@ -56,32 +68,32 @@ class Sending:
         return tuple(self._workers)
 
     def start(self) -> None:
-        """Begin to import the tools, while something else is done."""
-        for tool in dict.fromkeys(self._choice):
+        """Begin to import the tools, while something else is done; once."""
+        while self._waiting:
+            tool = self._waiting.pop(0)
             try:
                 self._run.tracking.mkdir(parents=True, exist_ok=True)
-                marks, log = (self._run.tracking / f"{tool}.{kind}" for kind in ("json", "log"))
-                self._workers[tool] = Companion(WORKER, [tool, str(marks)], log=log)
+                if not self._workers:
+                    self._feed.write_bytes(b"")
+                arguments = [tool, str(self._feed), str(self._sent(tool))]
+                self._workers[tool] = Companion(WORKER, arguments, log=self._log(tool))
             except OSError as error:
                 self._fail(tool, str(error))
 
     def begin(self, run: TrackedRun) -> None:
         """Tell the tools of the run."""
-        if not self._workers:
-            return
-        self._facts = run
-        for worker in self._workers.values():
-            worker.send(self._facts.plain())
+        self.start()
+        self._tracked = run
+        self._send(to_plain(run))
 
-    def expect(self, expectations: Expectations) -> None:
-        """Send with each probe what was expected of it."""
+    def expecting(self, expectations: Expectations) -> None:
         self._expectations = expectations
 
-    def probe(self, record: Record) -> None:
-        """Send a probe that has ended."""
-        if self._workers and self._facts is not None:
+    def probed(self, record: Record) -> None:
+        if self._tracked is not None:
             estimates = self._expectations.estimates if self._expectations else {}
-            self._send(probe_entry(self._facts, record, estimates.get(record.candidate.key)))
+            estimate = estimates.get(record.candidate.key)
+            self._send(to_plain(probe_entry(self._tracked, record, estimate)))
 
     def finish(self, past: PastRun, run: TrackedRun) -> None:
         """Send what was not sent yet of a run, and what it came to; wait until it has arrived.
@@ -89,14 +101,13 @@ class Sending:
         Args:
             run: what the tools are told of it, where they were not yet.
         """
-        if self._facts is None:
+        if self._tracked is None:
             self.begin(run)
-        if self._facts is None:
-            return
-        for entry in entries(self._facts, past):
-            self._send(entry)
+        for entry in entries(self._tracked or run, past):
+            self._send(to_plain(entry))
+        self._send(OVER)
         for tool, worker in list(self._workers.items()):
-            if not worker.finish(QUIET_S):
+            if not self._arrived(tool, worker):
                 self._fail(tool, f"not all was sent, and it did nothing more for {QUIET_S:g} s")
         self._look()
 
@@ -106,20 +117,46 @@ class Sending:
             worker.close()
         self._workers.clear()
 
-    def _send(self, entry: Entry) -> None:
-        for worker in self._workers.values():
-            worker.send(entry.plain())
+    @property
+    def _feed(self) -> Path:
+        return self._run.tracking / FEED
+
+    def _sent(self, tool: str) -> Path:
+        return self._run.tracking / f"{tool}.json"
+
+    def _log(self, tool: str) -> Path:
+        return self._run.tracking / f"{tool}.log"
+
+    def _send(self, message: Any) -> None:
+        if not self._workers:
+            return
+        try:
+            with self._feed.open("a", encoding="ascii") as file:
+                file.write(json.dumps(message, allow_nan=False) + "\n")
+        except OSError as error:  # a full disk: half a line may be there
+            for tool in self.tools:
+                self._fail(tool, str(error))
         self._look()
 
+    def _arrived(self, tool: str, worker: Companion) -> bool:
+        """True if a tool has sent all and ended; False once it has sent nothing for long."""
+        sent, deadline = None, time.monotonic() + QUIET_S
+        while worker.exit_code is None:
+            now = self._sent(tool).stat().st_mtime_ns if self._sent(tool).exists() else None
+            if now != sent:
+                sent, deadline = now, time.monotonic() + QUIET_S
+            elif time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
     def _look(self) -> None:
-        """Hear what has failed."""
+        """Warn of what has failed."""
         for tool, worker in list(self._workers.items()):
-            code = worker.exit_code
-            faults = [line["fault"] for line in worker.lines() if "fault" in line]
-            if faults:
-                self._fail(tool, faults[0])
-            elif code:
-                self._fail(tool, f"it ended (exit code {code})")
+            if code := worker.exit_code:
+                data = read_json(self._sent(tool))
+                fault = data.get("fault") if isinstance(data, dict) and code == 1 else None
+                self._fail(tool, str(fault or f"it ended (exit code {code})"))
 
     def _fail(self, tool: str, fault: str) -> None:
         if worker := self._workers.pop(tool, None):
@@ -127,6 +164,6 @@ class Sending:
         self.faults.append(f"{tool}: {in_one_line(fault)}")
         again = f"autotune report {shlex.quote(str(self._run.path))} --track {tool}"
         self._warn(
-            f"tracking with {self.faults[-1]} (log: {self._run.tracking / f'{tool}.log'}). The "
-            f"search does not need it; `{again}` sends the rest later"
+            f"tracking with {self.faults[-1]} (log: {self._log(tool)}). The search does not need "
+            f"it; `{again}` sends the rest later"
         )

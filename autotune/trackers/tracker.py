@@ -3,16 +3,16 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.process.messages import Message
-
 PROBE, RESULT = "probe", "result"
+OVER: dict[str, Any] = {}
+"""What ends the feed of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackedRun(Message):
+class TrackedRun:
     """What a tracker is told of a run as it begins.
 
     Attributes:
@@ -31,7 +31,7 @@ class TrackedRun(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry(Message):
+class Entry:
     """One run of the tool: a probe, or what the whole run came to.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry(Message):
         """What is remembered of an entry that was sent: a result may come again, and differ."""
         if self.kind == PROBE:
             return self.key
-        text = json.dumps(self.plain(), sort_keys=True)
+        text = json.dumps(asdict(self), sort_keys=True)
         return f"{self.key}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

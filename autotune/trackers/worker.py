@@ -1,52 +1,53 @@
 """CHILD: sends entries to one tool, one after another, and remembers what was sent.
 
-    python -m autotune.trackers.worker TOOL SENT_FILE
+    python -m autotune.trackers.worker TOOL FEED SENT_FILE
 
-The first line that comes in is a `TrackedRun`, each that follows an `Entry`; one that was sent
-before is passed over. A line goes out for each, {"sent": key}, or, at the first failure,
-{"fault": words}, with which it ends: what hangs or crashes here is not the search.
+The first line of FEED is a `TrackedRun`, each that follows an `Entry`; the file grows as the run
+goes, until a line says that it is over. An entry that was sent before is passed over. SENT_FILE
+has what was sent, and the first failure, with which this process ends: what hangs or crashes here
+is not the search.
 """
 
 import importlib
 import json
-import os
 import re
 import sys
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from autotune.plain_data import from_plain
 from autotune.process.descendants import die_with_parent
 from autotune.process.messages import read_json, write_json
-from autotune.trackers.tracker import Entry, TrackedRun, Tracker
+from autotune.trackers.tracker import OVER, Entry, TrackedRun, Tracker
+
+POLL_S = 0.3
 
 
-def main(tool: str, sent_file: Path) -> int:
-    """Send what comes until the input ends; the exit code."""
+def main(tool: str, feed: Path, sent_file: Path) -> int:
+    """Send what comes until the run is over; the exit code."""
     die_with_parent()
-    replies = os.dup(1)  # stdout is for lines alone: whatever a tool prints goes to the log
-    os.dup2(2, 1)
-
-    def say(**line: str) -> None:
-        os.write(replies, json.dumps(line).encode() + b"\n")
-
+    marks = _marks(sent_file)
     try:
         make: type[Tracker] = importlib.import_module(f"autotune.trackers.{tool}").Runs
-        first = sys.stdin.readline()
-        if not first:
+        messages = _messages(feed)
+        run = next(messages, None)
+        if run is None:
             return 0
-        tracker = make(TrackedRun.from_plain(json.loads(first)))
-        marks = _marks(sent_file)
-        for line in sys.stdin:
-            entry = Entry.from_plain(json.loads(line))
+        tracker = make(from_plain(TrackedRun, run))
+        for message in messages:
+            entry = from_plain(Entry, message)
             if entry.mark not in marks:
                 tracker.record(entry)
-                marks = [*marks, entry.mark]
+                marks.append(entry.mark)
                 write_json(sent_file, {"sent": marks})
-            say(sent=entry.key)
     except (Exception, SystemExit) as error:
         print(without_passwords(traceback.format_exc()), file=sys.stderr)
         words = without_passwords(" ".join(str(error).split()))
-        say(fault=f"{type(error).__name__}: {words}"[:300])
+        fault = f"{type(error).__name__}: {words}"[:300]
+        write_json(sent_file, {"sent": marks, "fault": fault})
         return 1
     return 0
 
@@ -56,6 +57,21 @@ def without_passwords(text: str) -> str:
     return re.sub(r"://[^/\s@]+@", "://...@", text)
 
 
+def _messages(feed: Path) -> Iterator[Any]:
+    """Yield what the feed says, as it is written, until it is over."""
+    line = ""
+    with feed.open(encoding="ascii") as file:
+        while True:
+            line += file.readline()
+            if not line.endswith("\n"):
+                time.sleep(POLL_S)
+                continue
+            message, line = json.loads(line), ""
+            if message == OVER:
+                return
+            yield message
+
+
 def _marks(sent_file: Path) -> list[str]:
     data = read_json(sent_file)
     marks = data.get("sent") if isinstance(data, dict) else None
@@ -63,4 +79,4 @@ def _marks(sent_file: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

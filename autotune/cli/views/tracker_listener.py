@@ -1,25 +1,25 @@
 """A run's probes, handed to trackers beside what is said of them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from autotune import __version__
 from autotune.cli.echo import echo
-from autotune.cli.views.tracked_script import tracked_script
 from autotune.errors import AutotuneError, in_one_line
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
-from autotune.run.expectations import Expectations
 from autotune.run.listener import Listener, Listeners
 from autotune.run.past_run import PastRun, reopen
 from autotune.script.past_run import look_of_run, reopen_script
-from autotune.search.record import Record
+from autotune.script.protocol import Look
 from autotune.space.bind import SearchSpace
 from autotune.trackers.content import tracked_run
 from autotune.trackers.sending import Sending
 from autotune.trackers.tracker import TrackedRun
 
 
-class TrackerListener(Listener):
+class TrackerListener(Sending):
     """Sends what happens to trackers; there may be none.
 
     Args:
@@ -29,11 +29,10 @@ class TrackerListener(Listener):
     def __init__(
         self, tools: Sequence[str], run: RunFolder, storage: str | None, *, quiet: bool
     ) -> None:
+        super().__init__(tools, run, self._tell)
         self._chosen, self._quiet, self._view = bool(tools), quiet, Listener()
-        self._sending = Sending(tools, run, self._warn)
-        self._run, self._storage = run, storage
+        self._storage = storage
         self._job: Job | None = None
-        self._begun = False
 
     def beside(self, view: Listener) -> Listener:
         """Return who hears of the run: those who watch it, and then the trackers."""
@@ -42,45 +41,31 @@ class TrackerListener(Listener):
 
     def surveying(self, job: Job) -> None:
         self._job = job
-        self._sending.start()
+        self.start()
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         assert self._job is not None
-        self._begin(tracked_run(self._job, facts, self._run))
+        self.begin(tracked_run(self._job, facts, self._run))
 
-    def _begin(self, run: TrackedRun) -> None:
-        self._sending.begin(run)
-        self._begun = True
-
-    def expecting(self, expectations: Expectations) -> None:
-        self._sending.expect(expectations)
-
-    def probed(self, record: Record) -> None:
-        self._sending.probe(record)
-
-    def finish(self) -> None:
-        """The run has ended: send what it came to."""
-        if not self._sending.tools:
+    def finish_run(self) -> None:
+        """Send what the run came to, once it has ended."""
+        if not self.tools:
             return
         try:
             past, summary = self._past()
         except AutotuneError as error:  # damaged, or it ended before there was anything to send
-            if self._begun:
-                self._warn(f"nothing more is sent: {in_one_line(str(error))}")
+            if self._tracked is not None:
+                self._tell(f"nothing more is sent: {in_one_line(str(error))}")
             return
-        self._view.remarked(f"sending what is left to {', '.join(self._sending.tools)} ...")
-        self._sending.finish(past, summary)
+        self._view.remarked(f"sending what is left to {', '.join(self.tools)} ...")
+        self.finish(past, summary)
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
         """Return the run as it is on disk, and what trackers are told of it."""
         past = reopen(self._run.path, self._storage)
         return past, tracked_run(past.job, past.facts, past.run)
 
-    def close(self) -> None:
-        """Nothing more is sent."""
-        self._sending.close()
-
-    def _warn(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         if self._quiet:
             echo(text, err=True)
         else:
@@ -91,11 +76,36 @@ class ScriptTrackerListener(TrackerListener):
     """The same of the search of a script."""
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
-        self._sending.start()
         words = self._run.read(self._run.script)["words"]
-        self._begin(tracked_script(look_of_run(self._run), words, facts, self._run))
+        self.begin(tracked_script(look_of_run(self._run), words, facts, self._run))
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
         script = reopen_script(self._run.path)
         past = script.past
         return past, tracked_script(script.look, script.words, past.facts, past.run)
+
+
+def tracked_script(look: Look, words: Sequence[str], facts: Facts, run: RunFolder) -> TrackedRun:
+    """Return what a tracker is told of a search as it begins; of the command no more than its
+    script.
+
+    Args:
+        words: of the command; none: a function is searched.
+    """
+    trainer = look.trainer.rpartition(".")[2]
+    return TrackedRun(
+        id=str(run.read(run.run)["study"]),
+        name=run.path.name,
+        folder=str(run.tracking),
+        config={
+            "script": Path(look.command_line[0]).name if words else "a function",
+            "trainer": trainer,
+            "model": look.model,
+            "parameters": facts.model.parameters,
+            "rows": facts.data.rows,
+            "global_batch_size": look.global_batch,
+            "device": facts.device.name,
+            "devices": look.ways,
+        },
+        labels=[trainer, facts.device.name, f"autotune {__version__}"],
+    )

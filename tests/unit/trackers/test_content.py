@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
+from autotune.plain_data import from_plain, to_plain
 from autotune.process.run_folder import RunFolder
 from autotune.run.past_run import reopen
+from autotune.trackers import sending as sendings
 from autotune.trackers.content import entries, tracked_run
 from autotune.trackers.sending import Sending, refuse_missing
 from autotune.trackers.tracker import Entry, TrackedRun
@@ -69,9 +71,9 @@ def test_what_is_sent_is_plain_data_that_says_whose_it_is(tmp_path: Path) -> Non
     past = reopen(run.path)
     tracked = tracked_run(past.job, past.facts, run)
     assert (tracked.id, tracked.name) == (STUDY, "run")
-    assert TrackedRun.from_plain(json.loads(json.dumps(tracked.plain()))) == tracked
+    assert from_plain(TrackedRun, to_plain(tracked)) == tracked
     for entry in entries_of(run):
-        assert Entry.from_plain(json.loads(json.dumps(entry.plain(), allow_nan=False))) == entry
+        assert from_plain(Entry, to_plain(entry)) == entry
 
 
 def test_a_package_that_is_missing_or_a_mere_folder_is_refused(
@@ -96,3 +98,26 @@ def test_a_tool_that_cannot_begin_is_told_once_with_what_sends_it_later(tmp_path
     (warning,) = said
     assert warning.startswith("tracking with tensorboard: ")
     assert f"`autotune report {run.path} --track tensorboard` sends the rest later" in warning
+
+
+@pytest.mark.parametrize(
+    ("tool", "fault"),
+    [
+        ("crashes", "it ended (exit code -6)"),
+        ("hangs", "not all was sent, and it did nothing more for 0.2 s"),
+    ],
+)
+def test_a_tool_that_crashes_or_hangs_holds_nobody_up_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, fault: str
+) -> None:
+    monkeypatch.setattr(sendings, "WORKER", "tests.unit.trackers.stand_in")
+    monkeypatch.setattr(sendings, "QUIET_S", 0.2 if tool == "hangs" else 60.0)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    run, said = make_whole_run(tmp_path), list[str]()
+    past = reopen(run.path)
+    sending = Sending([tool], run, said.append)
+    sending.start()
+    sending.finish(past, tracked_run(past.job, past.facts, run))
+    assert sending.tools == ()
+    (warning,) = said
+    assert warning.startswith(f"tracking with {tool}: {fault} (log: ")
