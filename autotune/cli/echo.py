@@ -30,6 +30,6 @@ def is_quiet() -> bool:
 
 
 def print_json(data: Any) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     text = json.dumps(data, ensure_ascii=False, sort_keys=True, allow_nan=False)
     click.echo(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

@@ -45,7 +45,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _end_with_terminal() -> None:
-    """A closed terminal ends a command as Ctrl-C does, unless it was started to stay (nohup)."""
+    """End the command where its terminal is closed, as Ctrl-C does, unless it stays (nohup)."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]

@@ -112,7 +112,7 @@ def _plain(found: Any) -> dict[str, Any]:
 
 
 def _say(found: Any, out: Path | None) -> None:
-    """A table of what became of each field, on stderr."""
+    """Say on stderr what became of each field."""
     from autotune.cli.views.imported import imported_view
 
     for line in imported_view(found):

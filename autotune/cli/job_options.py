@@ -44,7 +44,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def storage_option(text: str) -> Callable[..., Any]:
-    """`--storage`; its value goes through `storage_of`."""
+    """Add `--storage`; its value goes through `storage_of`."""
     return click.option(
         "--storage",
         envvar="AUTOTUNE_STORAGE",
@@ -77,12 +77,12 @@ def storage_of(option: str | None) -> str | None:
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`."""
+    """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 
 
 def record_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--record`."""
+    """Add `--record`."""
     return click.option(
         "--record",
         metavar="DIR",
@@ -93,7 +93,7 @@ def record_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def track_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--track`."""
+    """Add `--track`."""
     return click.option(
         "--track",
         multiple=True,
@@ -110,7 +110,7 @@ def write_result(record: Path, data: Any) -> None:
 
 
 def all_sets(sets: tuple[str, ...], flags: dict[str, Any]) -> list[str]:
-    """`--set` values, those of the named flags last."""
+    """Return the `--set` values, those of the named flags last."""
     assignments = [
         f"{name.replace('-', '_')}={value}"
         for name in _FLAGS
@@ -127,7 +127,7 @@ def load(
     device: str | None = None,
     figures: bool = False,
 ) -> Any:
-    """(Job, SpaceDefinition) of the options.
+    """Return the (Job, SpaceDefinition) of the options.
 
     Args:
         figures: whether, where TRL has no such trainer any more, the methods that could take its
@@ -158,6 +158,6 @@ def say_imported(file: Path | None) -> Callable[[Any], None]:
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """What of a run's files is damaged, beside what can be shown of it."""
+    """Say which of a run's files are damaged; the rest is shown."""
     for note in notes:
         echo(f"damaged: {note}", err=True)

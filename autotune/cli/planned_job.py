@@ -78,12 +78,12 @@ class PlannedJob:
         return cls(**{name: options[name] for name in names}, flags=flags, assume=assume)
 
     def loaded(self) -> Any:
-        """(Job, SpaceDefinition)."""
+        """Return the (Job, SpaceDefinition)."""
         sets = self.completed()
         return load(self.job, sets, self.flags, device=self.device, figures=True)
 
     def completed(self) -> tuple[str, ...]:
-        """`--set` values, with those of `--devices` and `--nodes`, and what is left open."""
+        """Return the `--set` values, with those of `--devices` and `--nodes`, and what is left open."""
         sets = self.sets
         if self.devices is not None:
             sets = (*sets, f"devices.count={self.devices}")
@@ -94,7 +94,7 @@ class PlannedJob:
 
 @contextlib.contextmanager
 def shown_progress(record: Path | None = None) -> Iterator[Any]:
-    """What shows on stderr how far estimates are, and writes it down where that is asked for."""
+    """Yield a progress that is shown on stderr, and written down where that is asked for."""
     from autotune.cli.views.console import EstimatesShown, PlainConsole
 
     progress = EstimatesShown(PlainConsole(stderr=True))
@@ -111,7 +111,7 @@ def shown_progress(record: Path | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, whatever happens."""
+    """Yield a folder that is gone afterwards, whatever happens."""
     folder = Path(tempfile.mkdtemp(prefix="autotune-plan-"))
     try:
         yield folder

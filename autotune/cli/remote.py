@@ -35,7 +35,7 @@ _CODES = (EXIT_DONE, EXIT_NOTHING_FITS, EXIT_USER, EXIT_NOTHING_MEASURED, EXIT_I
 
 
 def server_option(what: str) -> Callable[..., Any]:
-    """`--server`."""
+    """Add `--server`."""
     return click.option("--server", metavar="URL", help=f"Let the service there {what}")
 
 
@@ -198,7 +198,7 @@ def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
 
 
 def refuse_used_folder(folder: Path | None) -> None:
-    """A bundle is written into a folder that is new or empty; None: it is written nowhere."""
+    """Refuse a folder for a bundle that is neither new nor empty; None: nothing is written."""
     if folder is not None:
         from autotune.run.planned_bundle import refuse_used
 

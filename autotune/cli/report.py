@@ -119,7 +119,7 @@ def _track(past: Any, summary: Any, tools: tuple[str, ...]) -> None:
 
 
 def _refuse_used(html: Path | None, markdown: Path | None) -> None:
-    """A report takes no other file's place.
+    """Refuse to put a report in the place of another file.
 
     Raises:
         UserError: something is there already, or both are to have one name.

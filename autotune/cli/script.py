@@ -72,7 +72,7 @@ def limits_of(sets: list[str]) -> dict[str, Any]:
 
 
 def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--script` and `--command`."""
+    """Add `--script` and `--command`."""
     function = click.option(
         "--command",
         "as_command",
@@ -203,7 +203,7 @@ def _command_of(run: Any) -> Any:
 
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """What the search of a script came to, and where it is kept."""
+    """A finished search of a script, and the folder that keeps it."""
 
     searched: Any
     run: Any

@@ -15,7 +15,7 @@ ONES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ImportRequest:
-    """What a child is to import, and on which GPUs it is to compute.
+    """The modules that a child imports, and the GPUs it computes on.
 
     Attributes:
         modules: in this order; after `torch` nothing else is tried where it fails.
@@ -44,7 +44,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReply:
-    """What became of the imports.
+    """The outcome of the imports.
 
     Attributes:
         problems: of each module that was imported, why it cannot be; empty: it can.

@@ -133,7 +133,7 @@ def _estimated(measurement: Measurement, estimate: Estimate | None) -> dict[str,
 
 
 def _finite(**figures: float | None) -> dict[str, float]:
-    """Those that are known, as numbers."""
+    """Return the figures that are known, as numbers."""
     return {
         name: float(value)
         for name, value in figures.items()

@@ -64,7 +64,7 @@ class Sending(Listener):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Those that have not failed."""
+        """The tools that have not failed."""
         return tuple(self._workers)
 
     def start(self) -> None:

@@ -13,7 +13,7 @@ OVER: dict[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told of a run as it begins.
+    """A run as a tracker hears of it when it begins.
 
     Attributes:
         id: of no other run: the name of its study.
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def mark(self) -> str:
-        """What is remembered of an entry that was sent: a result may come again, and differ."""
+        """Name under which a sent entry is remembered: a result may come again, and differ."""
         if self.kind == PROBE:
             return self.key
         text = json.dumps(asdict(self), sort_keys=True)

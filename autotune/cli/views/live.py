@@ -130,7 +130,7 @@ class _LinesAbove(TerminalListener):
     """Lines that leave to the panel what it shows."""
 
     def estimated(self, done: int, of: int) -> None:
-        """The panel shows it."""
+        """Leave it to the panel."""
 
 
 @contextlib.contextmanager

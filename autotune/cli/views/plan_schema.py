@@ -56,7 +56,8 @@ class TimePartsJson(_Strict):
 
 
 class EstimateJson(_Strict):
-    """What a candidate is expected to take. A process counts, with all that it holds."""
+    """The memory and time that a candidate is expected to take. A process counts, with all that it
+    holds."""
 
     peak_memory_bytes: int
     peak_reserved_bytes: int
@@ -189,7 +190,7 @@ class LeanestJson(_Strict):
 
 
 class AdviceJson(_Strict):
-    """What would make the job fit; `autotune advise --json` prints the same."""
+    """Changes that make the job fit; `autotune advise --json` prints the same."""
 
     schema_: int = Field(alias="schema")
     device: str
@@ -211,7 +212,7 @@ class NotEstimatedJson(_Strict):
 
 
 class PlanJson(_Strict):
-    """What `autotune plan --json` prints. Sizes are bytes, times seconds."""
+    """The output of `autotune plan --json`. Sizes are bytes, times seconds."""
 
     schema_: int = Field(alias="schema")
     """Of this format; another number, another format."""

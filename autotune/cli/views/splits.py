@@ -41,7 +41,7 @@ class Division:
     server_short_bytes: int | None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the division as JSON data."""
         candidate, estimate = self.shown
         assert estimate.server is not None
         return {
