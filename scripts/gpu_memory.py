@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from autotune.cli.guarded import guarded  # noqa: E402
+from autotune.cli.command import guarded  # noqa: E402
 from autotune.errors import user_error  # noqa: E402
 from autotune.facts import devices  # noqa: E402
 from autotune.facts.device_kinds import find_kind  # noqa: E402

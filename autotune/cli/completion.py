@@ -2,8 +2,7 @@
 
 import click
 
-from autotune.cli.echo import echo
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded
 
 PROGRAM = "autotune"
 VARIABLE = "_AUTOTUNE_COMPLETE"

@@ -4,8 +4,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo, print_json, say
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded, print_json, say
 from autotune.cli.job_options import json_option
 from autotune.errors import EXIT_CHECK_FAILED
 

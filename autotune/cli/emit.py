@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.echo import echo, print_json
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.job_options import (
     json_option,
     print_notes,

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded
 from autotune.errors import UserError, user_error
 from autotune.job.methods import METHODS
 from autotune.job.paths import exists, resolve_path

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from autotune.cli.echo import echo, say
+from autotune.cli.command import echo, say
 from autotune.errors import user_error
 from autotune.job.text_file import text_of
 from autotune.trackers import TRACKERS

@@ -4,8 +4,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo, print_json
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
 from autotune.errors import user_error
 

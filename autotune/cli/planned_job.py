@@ -83,7 +83,7 @@ class PlannedJob:
         return load(self.job, sets, self.flags, device=self.device, figures=True)
 
     def completed(self) -> tuple[str, ...]:
-        """Return the `--set` values, with those of `--devices` and `--nodes`, and what is left open."""
+        """Return the `--set` values, with those of `--devices` and `--nodes`, and the open ones."""
         sets = self.sets
         if self.devices is not None:
             sets = (*sets, f"devices.count={self.devices}")

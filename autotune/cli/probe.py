@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo, print_json
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.job_options import job_options, json_option, load
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo, is_quiet, print_json, say
+from autotune.cli.command import echo, is_quiet, print_json, say
 from autotune.cli.job_options import FLAG_NAMES, say_imported
 from autotune.errors import (
     EXIT_DONE,

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.echo import echo, print_json
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.job_options import (
     json_option,
     print_notes,
@@ -46,7 +45,7 @@ def command(
     """Show what RUN probed, a line for each candidate, what is recommended and why."""
     from autotune.cli.views.console import PlainConsole
     from autotune.cli.views.json import report_plain
-    from autotune.cli.views.report import print_report
+    from autotune.cli.views.tables import print_report
     from autotune.cli.views.tracker_listener import tracked_script
     from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
+from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.doctor import say_what_fails
-from autotune.cli.echo import echo, print_json
-from autotune.cli.guarded import guarded
 from autotune.cli.job_options import (
     all_sets,
     job_options,

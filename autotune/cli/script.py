@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from autotune.cli.command import echo, print_json
 from autotune.cli.doctor import say_what_fails
-from autotune.cli.echo import echo, print_json
 from autotune.cli.job_options import write_result
 from autotune.errors import user_error
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.echo import echo
-from autotune.cli.guarded import guarded
+from autotune.cli.command import echo, guarded
 
 
 @click.command("serve")

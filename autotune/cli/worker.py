@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.guarded import guarded
+from autotune.cli.command import guarded
 
 
 @click.command("worker")

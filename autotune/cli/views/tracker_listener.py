@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune import __version__
-from autotune.cli.echo import echo
+from autotune.cli.command import echo
 from autotune.errors import AutotuneError, in_one_line
 from autotune.facts import Facts
 from autotune.job.job import Job

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.cli.views.answer import choices_table
-from autotune.cli.views.plan import plan_plain, plan_view
+from autotune.cli.views.plan import choices_table, plan_plain, plan_view
 from autotune.estimate.speed.step_time import TimeParts
 from autotune.plan.answer import answer_of
 from autotune.plan.choices import choices

@@ -13,11 +13,14 @@ from autotune.cli.views.tables import (
     expected_table,
     lines_table,
     measurement_table,
+    print_report,
     print_space,
     signs,
 )
 from autotune.report.candidate_lines import describe, describe_measurement
+from autotune.report.gather import content_of
 from autotune.report.probes import lines_of, probe_list
+from autotune.run.past_run import reopen
 from autotune.run.verdict import Verification
 from tests.unit.builders import (
     GIB,
@@ -29,6 +32,8 @@ from tests.unit.builders import (
     make_space,
     ok,
 )
+from tests.unit.past_run import make_whole_run
+from tests.unit.report.hostile import hostile
 
 GOOD = replace(ok(200.0, GIB, 0.01), step_time_s=0.5, seconds=3.0)
 
@@ -168,3 +173,30 @@ def test_one_probe_in_full_leaves_out_what_is_not_known():
     assert figures["step_time_s"].strip() == "500 ms"
     assert figures["relative_uncertainty"].strip() == "1.0%"
     assert "gradient_norm" not in figures
+
+
+def test_a_terminal_gets_whole_words_and_a_file_whole_lines(tmp_path):
+    content = content_of(reopen(make_whole_run(tmp_path).path))
+    texts = {}
+    for is_terminal in (True, False):
+        file = StringIO()
+        width = 80 if is_terminal else 160
+        console = PlainConsole(
+            file=file, width=width, force_terminal=is_terminal, color_system=None
+        )
+        print_report(content, console)
+        texts[is_terminal] = file.getvalue()
+    shown = texts[True].splitlines()
+    assert max(map(len, shown)) <= 80
+    assert "recommended: probe 1" in shown
+    for line in (*content.compared, *content.skipped, *content.said):
+        assert line in texts[False].splitlines()
+        assert " ".join(line.split()) in " ".join(texts[True].split())
+
+
+def test_no_text_of_a_run_obeys_itself_in_a_terminal(tmp_path):
+    content = hostile(content_of(reopen(make_whole_run(tmp_path).path)))
+    file = StringIO()
+    print_report(content, PlainConsole(file=file, width=160, color_system=None))
+    assert "\\x1b[31m" in file.getvalue()
+    assert not {"\x1b", "\x00", "\u202e", "\ud800"} & set(file.getvalue())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.cli.views.splits import divisions, divisions_table
+from autotune.cli.views.plan import divisions, divisions_table
 from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual
