@@ -100,7 +100,7 @@ def _read_kernels(reading: Reading) -> None:
 
 
 def _read_trl(reading: Reading) -> None:
-    """The section of what TRL's own trainers take."""
+    """Read the section of fields that TRL's own trainers take."""
     section = reading.given("trl")
     if not isinstance(section, Mapping):
         return

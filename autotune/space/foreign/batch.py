@@ -70,7 +70,7 @@ class Rows:
 
 
 def _refuse_batch_size(reading: Reading, tool: Tool) -> None:
-    """Axolotl's `batch_size`, which its versions read differently."""
+    """Refuse Axolotl's `batch_size`, which its versions read differently."""
     if reading.tool != "Axolotl" or reading.given("batch_size") is None:
         return
     if reading.given(tool.accumulation) is not None:
@@ -95,7 +95,7 @@ def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -
 
 
 def set_rows(reading: Reading, tool: Tool, rows: Rows) -> None:
-    """The global batch in the job."""
+    """Set the global batch of the job."""
     reading.set_batch(tool.micro, tool.accumulation, (rows.micro, rows.steps), rows.ways)
     for name in _PARALLEL:
         reading.leave(name, "a job spreads rows only; the global batch counts what is left")

@@ -94,7 +94,7 @@ def parse_command(words: Sequence[str]) -> Command:
 
 
 def _read_variables(rest: list[str], command: Command) -> None:
-    """Variables of the environment before a command."""
+    """Read the variables of the environment before a command."""
     if rest and rest[0] == "env":
         rest.pop(0)
     while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
@@ -138,7 +138,7 @@ def _launcher_flags(rest: list[str]) -> dict[str, Any]:
 
 
 def _read_program(rest: list[str], command: Command) -> None:
-    """The program, and what its name says."""
+    """Read the program, and what its name says."""
     if rest and _program(rest[0]).startswith("python"):
         rest.pop(0)
     if rest and rest[0] == "-m":
@@ -162,7 +162,7 @@ def _read_program(rest: list[str], command: Command) -> None:
 
 
 def _read_flags(rest: list[str], command: Command) -> None:
-    """Flags of the program, configurations and `name=value`."""
+    """Read the flags of the program, configurations and `name=value`."""
     name = ""
     values: dict[str, list[Any]] = {}
     for word in rest:
@@ -188,8 +188,9 @@ def _read_flags(rest: list[str], command: Command) -> None:
 
 
 def _take_axolotls_launcher(flags: dict[str, Any], command: Command) -> None:
-    """What `axolotl train` tells its launcher: `--launcher` (else it is accelerate), flags behind
-    `--`, and those before it that are none of its own. `--launcher python` tells it nothing."""
+    """Take what `axolotl train` passes to its launcher: `--launcher` (else accelerate), flags
+    behind `--`, and those before it that are none of its own. `--launcher python` passes
+    none."""
     given = {name: command.flags.pop(name) for name in COUNTS if name in command.flags}
     launcher, flags = command.flags.pop("launcher", "accelerate"), {**given, **flags}
     launch = of_flags(flags, str(launcher))

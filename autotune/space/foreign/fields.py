@@ -13,7 +13,7 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a field of another tool is in a job.
+    """The meaning of another tool's field in a job.
 
     Attributes:
         ours: a field of the job, a knob, or a training field; empty: none of them.
@@ -63,7 +63,7 @@ def _key(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What became of one field.
+    """The place of one field in the job, or the reason why it has none.
 
     Attributes:
         field: its name, the parts of a nested one joined by dots.
@@ -102,7 +102,7 @@ class Imported:
 
     @property
     def summary(self) -> str:
-        """What was done, in one line."""
+        """Summary of an import, in one line."""
         carried, searched = self.count(CARRIED), self.count(SEARCHED)
         total = len(self.fates)
         more = f", {searched} searched instead" if searched else ""

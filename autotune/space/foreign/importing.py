@@ -44,7 +44,7 @@ class GivenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What the user says beside the files.
+    """Choices of the user beside the files.
 
     Attributes:
         method: of the training, where the files do not say it.
@@ -185,7 +185,7 @@ def _with_wishes(found: Launch, wishes: Wishes) -> Launch:
 
 
 def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
-    """How many devices train, and what of sharing them the trainer's file says."""
+    """Read the number of devices, and the sharding fields of the trainer's file."""
     if found.processes is not None or rows.inferred:
         count, rest = divmod(rows.processes, found.machines)
         if rest or not count:
@@ -213,7 +213,7 @@ def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
 
 
 def _read_table(reading: Reading, tool: Tool) -> None:
-    """Every field that was not read yet."""
+    """Read every field that was not read yet."""
     defaults = field_defaults(reading.method.name) if tool.dumps_defaults else {}
     dumped = bool(defaults) and len(reading.data) > len(defaults) // 2
     for name, value in list(reading.data.items()):
@@ -247,7 +247,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _set_defaults(reading: Reading, tool: Tool) -> None:
-    """What the tool does where its file says nothing, and TRL would do something else."""
+    """Set the tool's defaults where TRL has others."""
     adapters = reading.job.get("tuning") in ("lora", "qlora")
     for name, value in tool.defaults.items():
         known = reading.path_of(name)

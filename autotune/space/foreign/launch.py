@@ -56,7 +56,7 @@ _NAMED = re.compile(r"(?:z|zero|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How many processes train, and how they share it.
+    """The processes of a launch, and their sharding.
 
     Attributes:
         count: processes, as the launcher says it; None: nothing says it.
@@ -87,12 +87,12 @@ class Launch:
 
     @property
     def machines(self) -> int:
-        """How many there are; 1 where nothing says it."""
+        """Number of machines; 1 where nothing says it."""
         return self.nodes or 1
 
     @property
     def processes(self) -> int | None:
-        """Of all machines; None: nothing says it."""
+        """Processes of all machines; None: nothing says it."""
         if self.count is not None:
             return self.count * self.machines if self.per_machine else self.count
         return None if self.visible is None else self.visible * self.machines

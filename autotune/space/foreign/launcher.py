@@ -121,7 +121,7 @@ def _nodes(value: Any, spelling: str) -> Launch:
 
 
 def _included(value: str, spelling: str) -> Launch:
-    """DeepSpeed's `--include host:0,1@other:0,1`."""
+    """Read DeepSpeed's `--include host:0,1@other:0,1`."""
     counts = [_slots(part) for part in value.split("@")]
     known = [count for count in counts if count]
     fate = fate_of(spelling, value, CARRIED if len(known) == len(counts) else LEFT, "devices")
@@ -131,6 +131,6 @@ def _included(value: str, spelling: str) -> Launch:
 
 
 def _slots(part: str) -> int:
-    """Devices of a machine; 0: it does not list them."""
+    """Return the devices of a machine; 0: it does not list them."""
     listed = [slot for slot in part.partition(":")[2].split(",") if slot.strip()]
     return len(listed) if all(slot.strip().isdecimal() for slot in listed) else 0

@@ -123,7 +123,7 @@ def _read(reading: Reading) -> None:
 
 
 def _read_tuning(reading: Reading) -> None:
-    """What is trained, and on what base."""
+    """Read what is trained, and on which base."""
     kind = str(reading.given("finetuning_type") or "lora")
     bits = reading.given("quantization_bit")
     if kind not in ("lora", "full"):

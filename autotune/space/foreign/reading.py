@@ -73,7 +73,7 @@ class Reading:
         return any(ours in place for place in places)
 
     def add(self, field: str, value: Any) -> None:
-        """Another field, of a section that is read part by part."""
+        """Add a field of a section that is read part by part."""
         self.data[field] = value
 
     def path_of(self, ours: str) -> str | None:
@@ -171,7 +171,7 @@ class Reading:
         return any(type(v) is type(value) and v == value for tried in lists for v in tried)
 
     def _place_elsewhere(self, field: str, name: str) -> None:
-        """A field that this method lacks."""
+        """Place a field that this method lacks."""
         methods = [m for m in METHODS if name in training_fields(m)]
         if methods:
             self.leave(field, f"it is for {' and '.join(f'`{m}`' for m in methods)}")

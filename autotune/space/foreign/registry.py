@@ -20,7 +20,7 @@ def is_registry(data: Mapping[str, Any]) -> bool:
 
 
 def read_registered(reading: Reading) -> None:
-    """The data set that a name stands for; rows of the longest length where that is not known."""
+    """Read the data set that a name stands for; rows of the longest length where it is unknown."""
     given = reading.given("dataset")
     names = [n.strip() for n in given.split(",")] if isinstance(given, str) else given
     names = names if isinstance(names, list) else []

@@ -89,7 +89,7 @@ TRAINER_RULES: Mapping[str, Rule] = {
 
 
 def read_model(reading: Reading, field_name: str) -> None:
-    """The model; a folder that is not here by the name that it ends in, if that is well known."""
+    """Read the model; a folder that is not here by its last name, if that is well known."""
     given = reading.given(field_name)
     if not isinstance(given, str):
         return

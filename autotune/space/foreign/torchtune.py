@@ -129,7 +129,7 @@ def _read(reading: Reading) -> None:
 
 
 def _read_model(reading: Reading) -> None:
-    """The model by the folder of its checkpoint, and what its builder trains."""
+    """Read the model by the folder of its checkpoint, and what its builder trains."""
     read_model(reading, "checkpointer.checkpoint_dir")
     builder = _last(reading.given(f"model.{COMPONENT}") or "")
     quantised = builder.startswith("qlora_") or reading.is_on("model.quantize_base")
@@ -139,7 +139,7 @@ def _read_model(reading: Reading) -> None:
 
 
 def _read_modules(reading: Reading) -> None:
-    """The modules that get an adapter, by transformers' names."""
+    """Read the modules that get an adapter, by transformers' names."""
     given = reading.given("model.lora_attn_modules")
     names = [_OUTPUT.get(str(n), str(n)) for n in given] if isinstance(given, list) else []
     mlp = reading.is_on("model.apply_lora_to_mlp")

@@ -1,10 +1,8 @@
-"""What vLLM has of a device that trains, beside what the training takes of it; and what it needs of
+"""The share of vLLM on a device that trains, beside the training; and the needs of its server on
 devices of its own. Bytes. Pure; imports nothing of ours, because both sides of a process boundary
 need it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +71,3 @@ class ServerNeeds:
         """Return the needs as JSON data, with the sums that follow from them."""
         sizes = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
         return {**asdict(self), **sizes}
-
-
-def server_needs_from_plain(data: Mapping[str, Any]) -> ServerNeeds:
-    """Return the needs that `ServerNeeds.plain` gave as JSON data."""
-    return ServerNeeds(**{field.name: data[field.name] for field in fields(ServerNeeds)})
