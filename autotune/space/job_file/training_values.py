@@ -14,6 +14,7 @@ from typing import Any
 from autotune.errors import nearest
 from autotune.facts.stack import source_of
 from autotune.job.yaml_file import dump_flow
+from autotune.plain_data import is_storable
 
 _ENUMERATIONS = {
     "SchedulerType": "trainer_utils.py",
@@ -207,9 +208,9 @@ def _is_number(text: str) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """True if a value is plain finite data."""
+    """True if a value is plain finite data, in numbers of at most 64 bits."""
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value)
     except (TypeError, ValueError):
         return False
-    return True
+    return is_storable(value)
