@@ -189,7 +189,7 @@ def _judged(
             (folder / CONFIG).write_text(config, encoding="utf-8")
         unsound = {str(path[0]) for path, _ in rules}
         judged = judge_job(data, positions, _NAME, folder, unsound)
-    shown = [_without_folder(problem, scratch) for problem in judged.problems]
+    shown = [without_folder(problem, scratch) for problem in judged.problems]
     return dataclasses.replace(judged, problems=shown)
 
 
@@ -248,10 +248,11 @@ def _model_name(model: str, config: str | None) -> str:
     return (model if len(parts) <= 2 else str(Path(*parts[-2:])))[:256]
 
 
-def _without_folder(problem: Problem, folder: str) -> Problem:
-    """Return a problem without the name of the folder in which the job was judged."""
+def without_folder(problem: Problem, folder: str) -> Problem:
+    """Return a problem without the name of a folder that was made for a check."""
 
-    def clean(text: str | None) -> str | None:
-        return None if text is None else re.sub(re.escape(folder) + "/?", "", text)
+    def clean(text: str) -> str:
+        return re.sub(re.escape(folder) + "/?", "", text)
 
-    return Problem(where=problem.where, what=clean(problem.what) or "", hint=clean(problem.hint))
+    hint = None if problem.hint is None else clean(problem.hint)
+    return Problem(where=clean(problem.where), what=clean(problem.what), hint=hint)

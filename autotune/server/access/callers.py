@@ -51,7 +51,9 @@ def caller(request: Request) -> Holder:
             hint = "send `Authorization: Bearer TOKEN`, or sign in in the browser"
             raise problem(401, "a token is needed", hint)
         holder = Holder(name="local", role="user", csrf=service.local_csrf)
-    _refuse_other_sites(request, holder)
+    if request.method not in _SAFE:
+        refuse_other_sites(request)
+        _refuse_forms(request, holder)
     return holder
 
 
@@ -77,15 +79,20 @@ def _holder(service: Service, token: str, roles: tuple[str, ...]) -> Holder:
     return holder
 
 
-def _refuse_other_sites(request: Request, holder: Holder) -> None:
-    """Refuse changes that come neither from our own pages nor from a program."""
-    if request.method in _SAFE:
-        return
+def refuse_other_sites(request: Request) -> None:
+    """Refuse a request from a page of another site.
+
+    Raises:
+        Refusal: it is one (403).
+    """
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    if not is_ours or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         raise problem(403, "this comes from a page of another site")
-    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        raise problem(403, "this comes from a page of another site")
+
+
+def _refuse_forms(request: Request, holder: Holder) -> None:
+    """Refuse changes that come neither from our own pages nor from a program."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     is_api = request.scope["path"].startswith("/api/")
     shown = request.headers.get(CSRF_HEADER, "")

@@ -9,12 +9,11 @@ code.
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from autotune.errors import Problem, UserError, user_error
+from autotune.errors import UserError, user_error
 from autotune.facts.model_files import config_problems, read_config
 from autotune.plain_data import is_writable
 
@@ -79,11 +78,6 @@ def check_data(data: Any, where: str) -> None:
     Raises:
         UserError: they are.
     """
-    for problem in _problems(data, where):
-        raise user_error(problem.what, where=problem.where)
-
-
-def _problems(data: Any, where: str) -> Iterator[Problem]:
     parts, count = [(data, 0)], 0
     while parts:
         part, depth = parts.pop()
@@ -94,8 +88,7 @@ def _problems(data: Any, where: str) -> Iterator[Problem]:
         elif count > _MOST_PARTS:
             what = f"has more than {_MOST_PARTS} parts"
         if what is not None:
-            yield Problem(where=where, what=what)
-            return
+            raise user_error(what, where=where)
         if isinstance(part, dict):
             parts += [(one, depth + 1) for one in (*part.keys(), *part.values())]
         elif isinstance(part, list):

@@ -22,6 +22,7 @@ from autotune.server.access.untrusted import MOST_TEXT, check_data, check_text, 
 from autotune.server.api.problems import ProblemItem, items
 from autotune.server.metrics import CONTENT_TYPE, Metrics
 from autotune.server.store.values import Value, WorkerInfo
+from autotune.server.submission import without_folder
 
 router = APIRouter(tags=["facts"])
 operation = APIRouter(include_in_schema=False)
@@ -189,7 +190,9 @@ def problems_of(files: Files) -> list[Problem]:
                 method=method.name,
             )
         except UserError as error:
-            raise UserError(*(_without(problem, scratch) for problem in error.problems)) from None
+            raise UserError(
+                *(without_folder(problem, scratch) for problem in error.problems)
+            ) from None
         return list(disagreements(launch))
 
 
@@ -227,8 +230,3 @@ def _refuse_named(trainer: Mapping[str, Any], accelerate: Mapping[str, Any]) -> 
         raise user_error(
             f"DeepSpeed's file {named} did not come along", where="deepspeed", hint=hint
         )
-
-
-def _without(problem: Problem, folder: str) -> Problem:
-    where = problem.where.replace(f"{folder}/", "").replace(folder, "")
-    return Problem(where=where, what=problem.what.replace(folder, ""), hint=problem.hint)

@@ -1,15 +1,13 @@
 """A browser signs in with a token, and out again."""
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from autotune.server.access.callers import COOKIE, Caller, ServiceOf
+from autotune.server.access.callers import COOKIE, Caller, ServiceOf, refuse_other_sites
 from autotune.server.access.tokens import SESSION_S
-from autotune.server.api.problems import problem
 from autotune.server.pages.render import page, redirect
 from autotune.server.service import Service
 
@@ -34,7 +32,8 @@ async def login(
     next: Annotated[str, Form(max_length=500)] = HOME,
 ) -> Response:
     """Take a token for a session."""
-    _refuse_other_sites(request)
+    # There is no session yet whose secret a page could send along: the origin has to do.
+    refuse_other_sites(request)
     session = await run_in_threadpool(_session, service, token.strip())
     if session is None:
         return page(request, None, "login.html", status=401, next=_local(next), wrong=True)
@@ -64,16 +63,6 @@ def _session(service: Service, token: str) -> str | None:
     if holder is None or holder.role != "user":
         return None
     return service.tokens.add(holder.name, "session", SESSION_S)
-
-
-def _refuse_other_sites(request: Request) -> None:
-    """Refuse other sites by their origin: there is no session yet whose secret a page could
-    send."""
-    origin = request.headers.get("origin")
-    is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
-    site = request.headers.get("sec-fetch-site", "none")
-    if not is_ours or site not in ("same-origin", "none"):
-        raise problem(403, "this comes from a page of another site")
 
 
 def _local(next: str) -> str:

@@ -33,6 +33,13 @@ class Door:
     Args:
         address: returns its URL each time: a service that restarts may have another.
         token: of a worker.
+
+    Every method raises:
+        Away: the service does not answer.
+        Taken: another worker has one of the devices (`lease`).
+        Lost: the work is not ours.
+        Refused: the service does not take the report of a work.
+        MachineError: it does not take this worker.
     """
 
     def __init__(self, address: Callable[[], str], token: str) -> None:
@@ -45,32 +52,19 @@ class Door:
 
         Args:
             replaces: the worker's predecessor, which is known to be dead; empty: there was none.
-
-        Raises:
-            Away: the service does not answer.
-            Taken: another worker has one of the devices.
-            MachineError: it does not take this worker.
         """
         body = {"worker": worker.model_dump(), "kinds": list(kinds), "replaces": replaces}
         data = self._call("POST", "lease", json=body)
         return None if data is None else Lease.model_validate(data)
 
     def leave(self, name: str) -> None:
-        """Report that this worker ends.
-
-        Raises:
-            Away: the service does not answer.
-        """
+        """Report that this worker ends."""
         self._call("POST", "leave", json={"name": name, "works": []})
 
     def beat(
         self, name: str, works: Sequence[str], kept: Sequence[str]
     ) -> tuple[list[Beat], list[str]]:
-        """Return the service's answers about the works, and the kept folders to be deleted.
-
-        Raises:
-            Away: the service does not answer.
-        """
+        """Return the service's answers about the works, and the kept folders to be deleted."""
         body = {"name": name, "works": list(works), "kept": list(kept)}
         data = self._call("POST", "beat", json=body)
         return [Beat.model_validate(one) for one in data["works"]], data["forget"]
@@ -88,11 +82,6 @@ class Door:
 
         Args:
             record: the attempt that wrote the file; None: that of the lease.
-
-        Raises:
-            Away: the service does not answer.
-            Lost: the work is not ours.
-            Refused: the service does not take it.
         """
         body = {
             "worker": name,
@@ -105,24 +94,12 @@ class Door:
         return int(self._call("POST", f"works/{lease.id}/events", json=body)["lines"])
 
     def finish(self, name: str, id: str, ending: Ending) -> None:
-        """Report how a work ended.
-
-        Raises:
-            Away: the service does not answer.
-            Lost: the work is not ours.
-            Refused: the service does not take it.
-        """
+        """Report how a work ended."""
         body = {"worker": name, "ending": ending.model_dump()}
         self._call("POST", f"works/{id}/ending", json=body)
 
     def keep_file(self, name: str, id: str, file: str, content: bytes) -> None:
-        """Send a file of a work.
-
-        Raises:
-            Away: the service does not answer.
-            Lost: the work is not ours.
-            Refused: it is too large.
-        """
+        """Send a file of a work."""
         if len(content) > MOST_UPLOAD:
             raise Refused(f"it has more than {MOST_UPLOAD} bytes")
         self._call("PUT", f"works/{id}/files/{file}", data=content, params={"worker": name})

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,13 +99,13 @@ class WorkerLoop:
             self._leave()
         finally:
             for task in self._tasks.values():
-                task.end()
+                task.command.end()
             for lengths in self._lengths:
                 lengths.end()
 
     def _turn(self) -> None:
         for task in self._tasks.values():
-            task.look()
+            task.command.look()
         for lengths in self._lengths:
             lengths.look()
         try:
@@ -129,7 +129,7 @@ class WorkerLoop:
                     self._ask_for_lengths(task)
                     self._drop(id, "ended")
             except Lost:
-                task.end()
+                task.command.end()
                 self._drop(id, "is another's now")
             except Refused as refused:
                 self._fail(id, task, f"the service does not take what was said: {refused}")
@@ -171,7 +171,7 @@ class WorkerLoop:
             if task is None:
                 continue
             if beat.lost:
-                task.end()
+                task.command.end()
                 self._drop(beat.id, "is another's now")
             elif beat.stop:
                 task.stop(with_worker=False)
@@ -227,7 +227,7 @@ class WorkerLoop:
             task.stop(with_worker=True)
         while self._tasks and time.monotonic() < until:
             for task in self._tasks.values():
-                task.look()
+                task.command.look()
             with contextlib.suppress(Away):
                 self._tell()
                 if self._is_time("beat", BEAT_S):
@@ -246,7 +246,7 @@ class WorkerLoop:
             taken += size
             if size > self.capacity.folders and folder.name in self._tasks:
                 most = f"its folder took more than the {self.capacity.folders / 2**30:.3g} GiB"
-                self._tasks[folder.name].give_up(most)
+                self._tasks[folder.name].command.give_up(most)
             if taken > self.capacity.folders and folder.name not in self._tasks:
                 _log("folder removed", work=folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -344,35 +344,33 @@ def start_worker(
         UserError: another worker uses the folder.
         MachineError: the service does not take this worker.
     """
-    with private_folder(folder):
-        _work(address, token, folder, info, capacity)
-
-
-def _work(
-    address: Callable[[], str], token: str, folder: Path, info: WorkerInfo, capacity: Capacity
-) -> None:
-    lock = os.open(folder / ".worker.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            hint = "give each worker a folder of its own: --folder"
-            raise user_error(
-                "another worker works in this folder", where=str(folder), hint=hint
-            ) from None
-        before = os.pread(lock, 32, 0).decode("ascii", "replace")
-        os.pwrite(lock, info.instance.encode("ascii"), 0)
+    with private_folder(folder), _own_folder(folder, info) as before:
         environment: dict[str, str | None] = dict.fromkeys(SECRETS)
         if info.device_kind == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, info.devices))
-        loop = WorkerLoop(
+        WorkerLoop(
             info=info,
             door=Door(address, token),
             root=folder,
             capacity=capacity,
             environment=environment,
             replaces=before,
-        )
-        loop.run()
+        ).run()
+
+
+@contextlib.contextmanager
+def _own_folder(folder: Path, info: WorkerInfo) -> Iterator[str]:
+    """Hold the lock of a worker's folder; the instance that held it before, or an empty text."""
+    lock = os.open(folder / ".worker.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            hint = "give each worker a folder of its own: --folder"
+            what = "another worker works in this folder"
+            raise user_error(what, where=str(folder), hint=hint) from None
+        before = os.pread(lock, 32, 0).decode("ascii", "replace")
+        os.pwrite(lock, info.instance.encode("ascii"), 0)
+        yield before
     finally:
         os.close(lock)

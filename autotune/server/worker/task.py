@@ -89,6 +89,8 @@ class Task:
         root: the folder that has a folder for each work.
         environment: of the command, in place of the worker's.
         memory_bytes: limit of all processes of a plan together.
+
+    Methods that take a door raise what it raises.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Task:
             environment=self._environment,
             niceness=PLAN_NICENESS if is_plan else 0,
         )
-        self._command = LimitedCommand(
+        self.command = LimitedCommand(
             command, memory_bytes=memory_bytes if is_plan else None, limit_s=lease.limit_s
         )
         self._tails = [*self._earlier_tails(), *self._tails_of(self._record)]
@@ -133,7 +135,7 @@ class Task:
     @property
     def has_ended(self) -> bool:
         """True if the command has."""
-        return self._command.exit_code is not None
+        return self.command.exit_code is not None
 
     @property
     def answer(self) -> dict[str, Any] | None:
@@ -141,14 +143,6 @@ class Task:
         result = read_json(self._record / _RESULT)
         answer = result.get("answer") if isinstance(result, dict) else None
         return answer if self.lease.kind == "plan" and isinstance(answer, dict) else None
-
-    def look(self) -> None:
-        """End the command where it takes more than it may."""
-        self._command.look()
-
-    def give_up(self, why: str) -> None:
-        """Ask the command to end, for it takes more than the operator gives it."""
-        self._command.give_up(why)
 
     def stop(self, *, with_worker: bool) -> None:
         """Ask the command to end.
@@ -158,20 +152,10 @@ class Task:
         """
         if not self._stopped:
             self._stopped, self._stopped_with_worker = True, with_worker
-            self._command.stop()
-
-    def end(self) -> None:
-        """End the command now."""
-        self._command.end()
+            self.command.stop()
 
     def send(self, door: Door, name: str) -> None:
-        """Send new lines of output.
-
-        Raises:
-            Away: the service does not answer.
-            Lost: the work is not ours.
-            Refused: the service does not take it.
-        """
+        """Send new lines of output."""
         for tail in self._tails:
             while lines := tail.waiting():
                 sent = door.send(
@@ -196,14 +180,8 @@ class Task:
         ]
 
     def finish(self, door: Door, name: str) -> bool:
-        """Send its files and how it ended; False: its report is being made.
-
-        Raises:
-            Away: the service does not answer.
-            Lost: the work is not ours.
-            Refused: the service does not take how it ended.
-        """
-        code = self._command.exit_code
+        """Send its files and how it ended; False: its report is being made."""
+        code = self.command.exit_code
         assert code is not None
         if not self._is_interrupted(code) and not self._sent_files(door, name):
             return False
@@ -211,13 +189,8 @@ class Task:
         return True
 
     def fail(self, door: Door, name: str, why: str) -> None:
-        """End the command now, and report why.
-
-        Raises:
-            Away: the service does not answer.
-            Lost: the work is not ours.
-        """
-        self.end()
+        """End the command now, and report why."""
+        self.command.end()
         ending = Ending(attempt=self.lease.attempt, exit_code=EXIT_MACHINE, error=f"error: {why}")
         door.finish(name, self.lease.id, ending)
 
@@ -249,7 +222,7 @@ class Task:
     def _ending(self, code: int) -> Ending:
         errors = (self._record / _ERRORS).read_text(encoding="utf-8", errors="replace")
         problem = errors[errors.rfind("error: ") :] if "error: " in errors else errors[-2000:]
-        problem = (self._command.problem or problem) if code not in ENDS else ""
+        problem = (self.command.problem or problem) if code not in ENDS else ""
         problem = "\n".join(filter(None, [problem[-4000:], *self._refused.values()]))
         output = (self._record / _OUTPUT).read_text(encoding="utf-8", errors="replace")
         result = read_json(self._record / _RESULT)

@@ -195,21 +195,21 @@ def lease(kind: Any, limit_s: float | None) -> Lease:
 
 def ending(task: Task) -> tuple[int, str, bool]:
     assert task.has_ended
-    said = task._ending(task._command.exit_code or 0)
+    said = task._ending(task.command.exit_code or 0)
     return said.exit_code, said.error, said.interrupted
 
 
 @pytest.mark.parametrize("kind", ["plan", "run"])
 def test_what_takes_too_long_or_too_much_is_ended_with_a_name(tmp_path: Path, kind: str) -> None:
     slow = Task(lease(kind, -1.0), tmp_path / "slow", {}, 2**30)
-    slow.look()
+    slow.command.look()
     code, error, interrupted = ending(slow)
     assert code == 130 and "took longer" in error and "operator" in error and not interrupted
     patient = Task(lease(kind, None), tmp_path / "patient", {}, 2**30)
-    patient.look()
+    patient.command.look()
     assert not patient.has_ended
     large = Task(lease(kind, 60.0), tmp_path / "large", {}, 2**10)
-    large.look()
+    large.command.look()
     assert large.has_ended is (kind == "plan"), "a run's memory has limits of its own"
     if kind == "plan":
         assert "plan_memory" in ending(large)[1]
