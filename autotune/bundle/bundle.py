@@ -30,7 +30,7 @@ from autotune.space.notes import code_note
 from autotune.space.settings import Settings, resolve_precision, settings, threads
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.deepspeed import auto_config, deepspeed_of
-from autotune.space.vllm.server import Split, split_of
+from autotune.space.vllm.server import Split
 from autotune.training.registry import own_script
 
 SCHEMA = 1
@@ -98,7 +98,7 @@ def launch_lines(chosen: Settings) -> list[str]:
         first=SERVE_SCRIPT if wants_server(chosen.config) else None,
         processes=chosen.processes,
         machines=job.devices.nodes,
-        split=split_of(job, chosen.facts, values, chosen.processes),
+        split=chosen.split,
         code=code_note(job),
     )
 
@@ -112,7 +112,7 @@ def launched_files(chosen: Settings, python: str) -> dict[str, str]:
     job, facts, sharding = chosen.job, chosen.facts, chosen.sharding
     moved = scaling(job, chosen.candidate)
     method = METHODS[job.method]
-    split = split_of(job, facts, chosen.candidate.values, chosen.processes)
+    split = chosen.split
     one_machine = job.devices.nodes == 1
     files = {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),

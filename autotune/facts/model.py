@@ -243,10 +243,10 @@ def check_architecture(config: Any, method: str, name: str) -> None:
     Raises:
         UserError: the trainer does not train such a model.
     """
-    found = _why_not(config, METHODS[method].classifier)
-    if found is None:
+    refusal = _why_not(config, METHODS[method].classifier)
+    if refusal is None:
         return
-    reason, trained_by = found
+    reason, trained_by = refusal
     architecture = (config.architectures or [config.model_type])[0]
     raise user_error(
         f"`method: {method}` does not train `{architecture}`, which {name} is: {reason}",

@@ -203,14 +203,14 @@ def field_defaults(method: str) -> Mapping[str, Any]:
 
 def _values_of(package: str, file: str, class_name: str) -> dict[str, ast.expr]:
     """Return the fields of a class, each with its default as its source has it."""
-    found = {}
+    values = {}
     for statement in _annotated(package, file, class_name):
         value = statement.value
         if isinstance(value, ast.Call):
             value = next((k.value for k in value.keywords if k.arg == "default"), None)
         if value is not None and isinstance(statement.target, ast.Name):
-            found[statement.target.id] = value
-    return found
+            values[statement.target.id] = value
+    return values
 
 
 def missing(method: str) -> str | None:

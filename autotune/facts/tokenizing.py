@@ -252,10 +252,10 @@ def _check_ids(name: str, column: Any, vocabulary: int, sampled: bool) -> None:
     ids = pyarrow.compute.list_flatten(column)
     if name == "labels":
         ids = ids.filter(pyarrow.compute.not_equal(ids, _IGNORED))
-    found = pyarrow.compute.min_max(ids).as_py()
-    if found["max"] is None or 0 <= found["min"] <= found["max"] < vocabulary:
+    bounds = pyarrow.compute.min_max(ids).as_py()
+    if bounds["max"] is None or 0 <= bounds["min"] <= bounds["max"] < vocabulary:
         return
-    wrong = found["max"] if found["max"] >= vocabulary else found["min"]
+    wrong = bounds["max"] if bounds["max"] >= vocabulary else bounds["min"]
     number = next(n for n, row in enumerate(column) if wrong in (row.as_py() or ()))
     raise user_error(
         f"`{name}` of {_named(number, sampled)} has the token {wrong}, and the model knows 0 to "

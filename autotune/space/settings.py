@@ -22,7 +22,7 @@ from autotune.space.sharding.deepspeed import deepspeed_of
 from autotune.space.sharding.sharding import DEEPSPEED, KNOBS, Sharding, on_cpus, sharding_of
 from autotune.space.vllm.colocated import vllm_fields, vllm_share
 from autotune.space.vllm.memory import VllmShare
-from autotune.space.vllm.server import left_to_the_server
+from autotune.space.vllm.server import Split, left_to_the_server, split_of
 
 # What TRL and transformers do unless told otherwise, made explicit; what differs by method is in
 # `methods.py`. The job's `training` overrides.
@@ -74,6 +74,11 @@ class Settings:
     def vllm(self) -> VllmShare | None:
         """vLLM's share of each device; None: it has none."""
         return vllm_share(self.config, self.facts.device.total_bytes)
+
+    @property
+    def split(self) -> Split | None:
+        """The GPUs that train and those of a vLLM server; None: no server takes some of them."""
+        return split_of(self.job, self.facts, self.candidate.values, self.processes)
 
 
 class SettingsOfJob:

@@ -33,9 +33,9 @@ def given_data(
         refuse_part(data, str(path))
         return data, lines
     files = [GivenFile(name=str(path), data=data)]
-    found = import_job(files, _wishes(sets), exists=exists)
-    imported(found)
-    return found.job, _lines_of(found, lines)
+    result = import_job(files, _wishes(sets), exists=exists)
+    imported(result)
+    return result.job, _lines_of(result, lines)
 
 
 def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
@@ -66,9 +66,9 @@ def _wishes(sets: Sequence[str]) -> Wishes:
     return Wishes(method=str(given.get("method") or ""), per_machine=count, nodes=nodes)
 
 
-def _lines_of(found: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
+def _lines_of(result: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
     """Return the lines of a job's fields, as those have them that they came from."""
-    known = {path: tuple(field.split(".")) for path, field in found.origins.items()}
+    known = {path: tuple(field.split(".")) for path, field in result.origins.items()}
     return {
         path: lines.get(theirs, lines.get((".".join(theirs),), 0))
         for path, theirs in known.items()
