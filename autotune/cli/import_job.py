@@ -1,6 +1,7 @@
 """`autotune import`."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import click
 
 from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.job_options import json_option
-from autotune.errors import user_error
+from autotune.errors import in_one_line, user_error
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_LONGEST = 32
+"""Characters of a value that are shown."""
 
 
 @click.command("import")
@@ -61,21 +64,21 @@ def command(
     if out is not None and out.exists():
         raise user_error("there is such a file", where=str(out), hint="name another, or move it")
     wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
-    found, sources = _imported(files, wishes)
+    imported, sources = _imported(files, wishes)
     named = {"model": model, "dataset": dataset}
-    job = {**found.job, **{name: value for name, value in named.items() if value is not None}}
-    found = replace(found, job=job)
-    judge(found.job, sources, Path.cwd() if out is None else out.absolute().parent)
-    text = job_text(found, sources)
+    job = {**imported.job, **{name: value for name, value in named.items() if value is not None}}
+    imported = replace(imported, job=job)
+    judge(imported.job, sources, Path.cwd() if out is None else out.absolute().parent)
+    text = job_text(imported, sources)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     if as_json:
-        print_json(_plain(found))
+        print_json(_plain(imported))
         return 0
     if out is None:
         echo(text, nl=False)
-    _say(found, out)
+    _say(imported, out)
     return 0
 
 
@@ -97,24 +100,43 @@ def _imported(files: Sequence[str], wishes: Any) -> tuple[Any, str]:
     return import_job(read, wishes, parsed, exists=exists), sources
 
 
-def _plain(found: Any) -> dict[str, Any]:
+def _plain(imported: Any) -> dict[str, Any]:
     return {
         "schema": 1,
-        "tool": found.tool,
-        "job": found.job,
+        "tool": imported.tool,
+        "job": imported.job,
         "fields": [
             {"field": f.field, "value": f.value, "fate": f.kind, "detail": f.detail}
-            for f in found.fates
+            for f in imported.fates
         ],
-        "assumed": list(found.assumed),
+        "assumed": list(imported.assumed),
     }
 
 
-def _say(found: Any, out: Path | None) -> None:
+def _say(imported: Any, out: Path | None) -> None:
     """Say on stderr what became of each field."""
-    from autotune.cli.views.imported import imported_view
-
-    for line in imported_view(found):
+    for line in imported_lines(imported):
         echo(line, err=True)
     if out is not None:
         echo(f"Wrote {out}.\nNext: `autotune plan {out} --device h200`", err=True)
+
+
+def imported_lines(imported: Any) -> Iterator[str]:
+    """Yield a line for each field, by what became of it, and what was assumed."""
+    from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN
+
+    titles = {CARRIED: "carried", SEARCHED: "searched instead", LEFT: "left out"}
+    width = max((len(fate.field) for fate in imported.fates), default=0)
+    for kind, title in {**titles, UNKNOWN: "unknown"}.items():
+        fates = [fate for fate in imported.fates if fate.kind == kind]
+        if fates:
+            yield f"{title}:"
+        for fate in fates:
+            value = in_one_line(json.dumps(fate.value, ensure_ascii=False, default=str))
+            value = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
+            name, detail = in_one_line(fate.field), in_one_line(fate.detail)
+            yield f"  {name:{width}}  {value:{_LONGEST}}  {detail}"
+    if imported.assumed:
+        yield "assumed:"
+    yield from (f"  {in_one_line(text)}" for text in imported.assumed)
+    yield imported.summary

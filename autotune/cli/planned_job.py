@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -102,9 +102,9 @@ def shown_progress(record: Path | None = None) -> Iterator[Any]:
         if record is None:
             yield progress
         else:
-            from autotune.cli.views.events import EVENTS, EventFile, ProgressEvents
+            from autotune.cli.views.events import recorded
 
-            yield ProgressEvents(EventFile(record / EVENTS), progress)
+            yield recorded(record, cast(Any, progress))  # a plan has no other events
     finally:
         progress.clear()
 

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live import EventListener, remote_view, run_view
 from autotune.report.run_lines import RunLines
-from autotune.run.listener import Listener, ProbeSteps, Standing
+from autotune.run.listener import Listener, Listeners, ProbeSteps, Standing
 from autotune.run.loop import CANNOT_FIT
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Recommendation, recommend
@@ -163,7 +163,8 @@ def service_view() -> Iterator[Listener]:
     """As `run_view`, of what a service says of its run."""
     with remote_view(lambda _: None, quiet=False) as hear:
         events = ServiceEvents(hear)
-        yield RunEvents(events, RunLines(lambda text: events.write("line", text=text)))
+        lines = RunLines(lambda text: events.write("line", text=text))
+        yield Listeners(RunEvents(events), lines)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from autotune.report.content import Content
 from autotune.report.gather import content_of
 from autotune.report.html import html_report
 from autotune.run.past_run import PastRun, reopen
-from autotune.run.session import Listener, Result
+from autotune.run.session import Result
 from autotune.run.verdict import Verification, memory_limit_of
 from autotune.search.recommend import Recommendation
 from tests.unit.past_run import make_whole_run
@@ -74,7 +74,7 @@ def finished_run(folder: Path) -> FinishedRun:
 
 def _events(past: PastRun, recommendation: Recommendation) -> list[tuple[str, dict[str, Any]]]:
     heard = Heard()
-    run = RunEvents(heard, Listener())
+    run = RunEvents(heard)
     run.surveyed(past.facts, past.space, memory_limit_of(past.job, past.facts))
     for record in past.records:
         run.probing(record.number, record.candidate)

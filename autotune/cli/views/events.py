@@ -12,10 +12,8 @@ from autotune.cli.views.json import record_plain
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.choices import Choice
-from autotune.plan.progress import Progress
 from autotune.report.words import candidate_text
-from autotune.run.expectations import Expectations
-from autotune.run.listener import Listener, ProbeSteps, Standing
+from autotune.run.listener import Listener, Listeners, Standing
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.search.record import Record
@@ -48,32 +46,28 @@ class EventFile:
         self._file.flush()
 
 
-class ProgressEvents(Progress):
-    """Makes events of how far estimates are, and passes it on."""
+class RunEvents(Listener):
+    """Makes events of what happens in a plan or a run; of the steps of a probe, several a second,
+    it makes none."""
 
-    def __init__(self, events: Events, heard: Progress) -> None:
-        self._events, self._heard = events, heard
+    def __init__(self, events: Events) -> None:
+        self._events = events
         self._counted = self._began = time.monotonic()
 
     def surveying(self, job: Job) -> None:
         self._events.write("surveying", method=job.method)
-        self._heard.surveying(job)
 
     def starting_anew(self, reason: str) -> None:
         self._events.write("starting_anew", reason=reason)
-        self._heard.starting_anew(reason)
 
     def measuring(self) -> None:
         self._events.write("measuring")
-        self._heard.measuring()
 
     def looking_at(self, what: str) -> None:
         self._events.write("looking_at", what=what)
-        self._heard.looking_at(what)
 
     def estimating(self, candidates: int) -> None:
         self._events.write("estimating", candidates=candidates)
-        self._heard.estimating(candidates)
 
     def estimated(self, done: int, of: int) -> None:
         now = time.monotonic()
@@ -83,7 +77,6 @@ class ProgressEvents(Progress):
             self._counted = now
             left_s = (now - self._began) * (of - done) / done if done else None
             self._events.write("estimated", done=done, of=of, left_s=left_s)
-        self._heard.estimated(done, of)
 
     def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
         estimate = best.estimate
@@ -97,23 +90,12 @@ class ProgressEvents(Progress):
             safe=best.safe,
             parts=dict(estimate.parts),
         )
-        self._heard.improved(best, space, devices)
 
     def nothing_fits(self, limit_bytes: int) -> None:
         self._events.write("nothing_fits", limit_bytes=limit_bytes)
-        self._heard.nothing_fits(limit_bytes)
-
-
-class RunEvents(ProgressEvents, Listener):
-    """Makes events of what happens in a run, and passes it on."""
-
-    def __init__(self, events: Events, heard: Listener) -> None:
-        super().__init__(events, heard)
-        self._listener = heard
 
     def waiting(self, holder: str) -> None:
         self._events.write("waiting", holder=holder)
-        self._listener.waiting(holder)
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
         self._events.write(
@@ -131,67 +113,45 @@ class RunEvents(ProgressEvents, Listener):
             free_knobs=[knob.name for knob in space.free_knobs],
             notes=list(space.notes),
         )
-        self._listener.surveyed(facts, space, limit_bytes)
 
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
         self._events.write("ruled_out", reasons=dict(Counter(reasons.values())))
-        self._listener.ruled_out(reasons)
 
     def restored(self, probes: int, fault: str) -> None:
         self._events.write("restored", probes=probes, fault=fault)
-        self._listener.restored(probes, fault)
 
     def unestimated(self, seconds: float) -> None:
         self._events.write("unestimated", seconds=seconds)
-        self._listener.unestimated(seconds)
-
-    def expecting(self, expectations: Expectations) -> None:
-        self._listener.expecting(expectations)
 
     def standing(self, standing: Standing) -> None:
         self._events.write("standing", **standing.plain())
-        self._listener.standing(standing)
-
-    def stepping(self, steps: ProbeSteps) -> None:
-        self._listener.stepping(steps)  # several a second: no event
 
     def probing(self, number: int, candidate: Candidate) -> None:
         self._events.write("probing", probe=number, knobs=candidate.knobs)
-        self._listener.probing(number, candidate)
 
     def probed(self, record: Record) -> None:
         self._events.write("probed", **record_plain(record))
-        self._listener.probed(record)
 
     def stopped(self, reason: str) -> None:
         self._events.write("stopped", reason=reason)
-        self._listener.stopped(reason)
 
     def settling(self, group: Sequence[Ranked]) -> None:
         self._events.write("settling", probes=[ranked.number for ranked in group])
-        self._listener.settling(group)
 
     def verifying(self, recommendation: Recommendation) -> None:
         self._events.write("verifying", probe=recommendation.chosen.number)
-        self._listener.verifying(recommendation)
 
     def verification_stage(self, stage: str, seconds: float) -> None:
         self._events.write("verification_stage", stage=stage, seconds=round(seconds, 3))
-        self._listener.verification_stage(stage, seconds)
 
     def verified(self, verification: Verification) -> None:
         self._events.write("verified", **verification.plain())
-        self._listener.verified(verification)
 
     def trying(self, text: str) -> None:
         self._events.write("trying", text=text)
-        self._listener.trying(text)
-
-    def remarked(self, text: str) -> None:
-        self._listener.remarked(text)
 
 
-def recorded(record: Path | None, heard: Listener) -> Listener:
+def recorded(record: Path | None, view: Listener) -> Listener:
     """Return who hears of a run: what is kept in the folder `record`, where there is one, and then
-    `heard`."""
-    return heard if record is None else RunEvents(EventFile(record / EVENTS), heard)
+    `view`."""
+    return view if record is None else Listeners(RunEvents(EventFile(record / EVENTS)), view)

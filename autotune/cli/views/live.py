@@ -22,7 +22,7 @@ from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live_rows import LABEL, LiveState, rows
 from autotune.plain_data import NONSENSE
 from autotune.report.run_lines import RunLines
-from autotune.run.listener import Listener, ProbeSteps
+from autotune.run.listener import Listener, Listeners, ProbeSteps
 
 LEAST_WIDTH, LEAST_HEIGHT = 60, 12
 """A smaller terminal gets lines only."""
@@ -123,7 +123,6 @@ class LiveListener(RunEvents):
 
     def stepping(self, steps: ProbeSteps) -> None:
         self._events.write("stepping", **dataclasses.asdict(steps))
-        super().stepping(steps)
 
 
 class _LinesAbove(TerminalListener):
@@ -155,7 +154,7 @@ def run_view(
     if verifying:
         state.doing, state.detail = "verifying", verifying
     with Panel(console, state) as panel:
-        yield LiveListener(panel, _LinesAbove(console))
+        yield Listeners(LiveListener(panel), _LinesAbove(console))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live_rows import LiveState, rows, whole_seconds
-from autotune.run.listener import Listener, ProbeSteps, Standing, follow_probe
+from autotune.run.listener import Listener, Listeners, ProbeSteps, Standing, follow_probe
 from autotune.run.rehearse import STAGE_TEXTS
 from autotune.search.rules.stopping import Outlook
 from autotune.units import format_bytes
@@ -168,7 +168,7 @@ def test_how_a_search_stands_is_an_event_and_each_step_is_not() -> None:
         def stepping(self, steps: ProbeSteps) -> None:
             heard.append(steps.micro_steps)
 
-    listener = RunEvents(Sink(), Heard())
+    listener = Listeners(RunEvents(Sink()), Heard())
     promise = Outlook(gain=0.1, job_s=60.0, cost_s=9.0)
     standing = Standing(**{**STANDING, "outlook": promise})
     listener.standing(standing)
