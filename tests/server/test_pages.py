@@ -247,7 +247,8 @@ def test_a_run_is_cancelled_and_taken_up_again(page: Page, tuned: str, service_u
     page.goto("/runs")
     expect(page.locator("#list-running + .scroll a")).to_be_visible()
     page.go_back()
-    page.click(CANCEL)
+    with page.expect_response(lambda answer: answer.url.endswith("/cancel")):
+        page.click(CANCEL)
     worker.end(130)
     expect(page.locator("#state")).to_have_text("cancelled")
     page.click("button:has-text('Resume')")
