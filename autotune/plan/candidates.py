@@ -15,12 +15,11 @@ from autotune.job.methods import METHODS
 from autotune.plan.exchange import (
     trained_parameters,
     with_exchange,
+    with_paging,
     with_server,
     without_cost,
 )
 from autotune.plan.host_memory import with_host
-from autotune.plan.paging import with_paging
-from autotune.plan.speeds import Speeds
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.settings import Settings, has_reference
@@ -30,6 +29,9 @@ from autotune.training.rollout_plan import completion_length
 TYPICAL_PROCESS = 450 * 2**20
 """What a process with the stack holds (447 MiB were seen), where no child could tell."""
 
+KnownSpeeds = dict[tuple[int, ...], tuple[Ceilings, VariantSpeed]]
+"""Speeds of variants by the identity of the work that they follow from, as works are long."""
+
 
 def estimates_of(
     tasks: Sequence[VariantTask],
@@ -37,7 +39,7 @@ def estimates_of(
     limit: int,
     *,
     ceilings: Ceilings | None = None,
-    speeds: Speeds | None = None,
+    speeds: KnownSpeeds | None = None,
 ) -> dict[str, Estimate]:
     """Return the estimate of each candidate, by its key: by trace, or by formula where there is
     none.
@@ -45,11 +47,11 @@ def estimates_of(
     Args:
         limit: bytes a process may take on the device.
         ceilings: rates of the device; None: no speeds.
-        speeds: what was worked out before, of the same data.
+        speeds: what was worked out before; what is worked out here is added.
     """
-    speeds = speeds or Speeds()
+    known = {} if speeds is None else speeds
     answers = (
-        _Answer(task, reply, speeds.of(task.request.method, reply, ceilings))
+        _Answer(task, reply, speed_of(task.request.method, reply, ceilings, known))
         for task, reply in zip(tasks, replies, strict=True)
     )
     return {
@@ -57,6 +59,26 @@ def estimates_of(
         for answer in answers
         for member in answer.task.members
     }
+
+
+def speed_of(
+    method: str, reply: EstimateReply, ceilings: Ceilings | None, known: KnownSpeeds
+) -> VariantSpeed | RolloutTime | None:
+    """Return what tells the speeds of a variant's points; None: the ceilings are not known, or the
+    variant could not be traced.
+
+    By formula, a dozen engines have the very work that was traced without one: what was worked out
+    for one of them serves the others.
+    """
+    if ceilings is None or reply.problem is not None:
+        return None
+    if METHODS[method].online:
+        return RolloutTime(ceilings)
+    works = (reply.shapes, reply.copied_shapes, reply.optimizer_work, ceilings)
+    key = tuple(id(work) for work in works)
+    if key not in known:  # which keeps them, so that no other gets their identity
+        known[key] = ceilings, VariantSpeed(reply, ceilings)
+    return known[key][1]
 
 
 @dataclass(frozen=True)

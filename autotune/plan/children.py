@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
-from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.protocol import POINT, EstimateReply
 from autotune.facts.host import cores
 from autotune.plain_data import NONSENSE
 from autotune.plan.cache import NO_ANSWER
-from autotune.plan.progress import Count, Progress, TaskCount
+from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -44,23 +45,58 @@ def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
         server.leave()
 
 
+class _Count:
+    """The candidates that are estimated so far, of tasks that are answered in several threads."""
+
+    def __init__(self, tasks: Sequence[VariantTask], progress: Progress) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._done, self._of = 0, sum(len(task.members) for task in tasks)
+        progress.estimated(0, self._of)
+
+    def add(self, candidates: int) -> None:
+        """Add candidates that are estimated now."""
+        with self._lock:
+            self._done += candidates
+            self._progress.estimated(self._done, self._of)
+
+
+class _TaskCount:
+    """The points of one task that are estimated so far; several candidates may share one."""
+
+    def __init__(self, task: VariantTask, count: _Count) -> None:
+        self._task, self._count, self._counted = task, count, 0
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """Count a point that the child tells of."""
+        if event.get("event") == POINT:
+            candidates = sum(member.place == event["index"] for member in self._task.members)
+            self._counted += candidates
+            self._count.add(candidates)
+
+    def ended(self) -> None:
+        """Count what the child did not tell of: it has ended."""
+        left = len(self._task.members) - self._counted
+        if left:
+            self._count.add(left)
+
+
 def traced_in_children(
     tasks: Sequence[VariantTask],
     server: ChildServer,
     folder: Path,
     progress: Progress,
-    heard: Callable[[int, EstimateReply], None] | None = None,
+    hear: Callable[[int, EstimateReply], None] | None = None,
 ) -> list[EstimateReply]:
     """Answer the tasks, in as many children at a time as there are cores.
 
     Args:
-        heard: called with each reply as it comes, and the index of its task.
+        hear: called with each reply as it comes, and the index of its task.
     """
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(tasks)):
         numbers.put(number)
     replies: dict[int, EstimateReply] = {}
-    count = Count(tasks, progress)
+    count = _Count(tasks, progress)
 
     def answer() -> None:
         with contextlib.suppress(queue.Empty):
@@ -68,12 +104,12 @@ def traced_in_children(
                 number = numbers.get_nowait()
                 task = tasks[number]
                 path = folder / f"{number:04d}"
-                reply = _in_child(task, server, path, count.watcher(task), stopped)
+                reply = _in_child(task, server, path, _TaskCount(task, count), stopped)
                 if stopped.is_set():
                     return
                 replies[number] = reply
-                if heard is not None:
-                    heard(number, replies[number])
+                if hear is not None:
+                    hear(number, replies[number])
 
     pool, stopped = ThreadPoolExecutor(), threading.Event()
     try:
@@ -92,7 +128,7 @@ def traced_in_children(
 
 
 def _in_child(
-    task: VariantTask, server: ChildServer, path: Path, count: TaskCount, stopped: threading.Event
+    task: VariantTask, server: ChildServer, path: Path, count: _TaskCount, stopped: threading.Event
 ) -> EstimateReply:
     """Return the reply to a task; once more where somebody else ended it, unless the user did."""
     folder = ChildFolder(path=path)

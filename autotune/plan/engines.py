@@ -2,64 +2,80 @@
 
 Where an engine spreads the training, each way through the program is traced with data parallelism
 first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
-by formula from that. Few engines are then all traced. Of many those are that the formula does not
-rule out: the fastest that may fit, and of each sharding the first, unless it is much slower
-(`trace_choice.py`). What was traced says something of its like (`engine_kinds.py`). That may put
-others first; it ends when the first ones are all traced.
+by formula from that (`estimate/formula/devices.py`). Few engines are then all traced. Of many those
+are that the formula does not rule out: the fastest that may fit, and of each sharding the first,
+unless it is much slower (`trace_choice.py`). What was traced says something of the most similar
+others (`engine_tasks.py`). That may put others first; it ends when the first ones are all traced.
 
 Engines are traced with a few layers of a deep model. What an allocator loses between blocks does
 not follow well from these, so that of the first candidate all layers are traced in the end.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.protocol import EstimateReply
+from autotune.estimate.formula.devices import sharded_point, zero_of_request
+from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.estimate.speed.ceilings import Ceilings
-from autotune.plan.candidates import estimates_of
+from autotune.plan.candidates import KnownSpeeds, estimates_of
 from autotune.plan.children import traced_in_children
-from autotune.plan.engine_kinds import Kind, expectation, kinds_of, likes_of, with_work_of
-from autotune.plan.known import Known
+from autotune.plan.engine_tasks import (
+    Rank,
+    TaskRecord,
+    first_of_kinds,
+    nearest_traced,
+    with_work_of,
+)
+from autotune.plan.exchange import is_wide, trained_parameters
 from autotune.plan.progress import Progress
-from autotune.plan.shared_traces import bases, shared_out
-from autotune.plan.speeds import Speeds
 from autotune.plan.trace_choice import (
     LIKELY,
     PROMISING,
     RULED_OUT,
     Effort,
-    Rank,
-    first_of_kinds,
     rank,
     representatives,
     to_trace,
 )
 from autotune.plan.variants import Member, VariantTask
 from autotune.process.server import ChildServer
-from autotune.space.sharding.sharding import heaviest_ranks
+from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
 MOST_SETTLED = 3
 """So often all layers are traced, where that puts another candidate first."""
-Heard = Callable[[int, EstimateReply], None]
+_OWN = ("points", "sharding", "deepspeed", "config")
+"""What differs between tasks of one base; of the configuration, only the variant counts."""
+Trace = Callable[
+    [Sequence[VariantTask], str, Callable[[int, EstimateReply], None] | None], list[EstimateReply]
+]
+"""Traces tasks in children, in a folder of that name; hands each reply on as it comes."""
+Report = Callable[[Mapping[int, EstimateReply]], None]
+"""Receives replies, by the place of their task, in place of earlier ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceBudget:
-    """What traces are for, and of how many engines they may be.
+    """The limits of a plan's traces.
 
     Attributes:
         limit: what a process may take on the device. Bytes.
         ceilings: of the device; None: speeds are not known, and every engine is traced.
-        speeds: what was worked out of them.
+        effort: how many engines are traced.
+        speeds: what was worked out of the ceilings.
     """
 
     limit: int
     ceilings: Ceilings | None
     effort: Effort = PROMISING
-    speeds: Speeds = field(default_factory=Speeds)
+    speeds: KnownSpeeds = field(default_factory=dict)
+
+    def estimates(self, task: VariantTask, reply: EstimateReply) -> dict[str, Estimate]:
+        """Return the estimate of each candidate of a task, by its key."""
+        return estimates_of([task], [reply], self.limit, ceilings=self.ceilings, speeds=self.speeds)
 
 
 def answered(
@@ -68,110 +84,110 @@ def answered(
     server: ChildServer,
     folder: Path,
     progress: Progress,
-    known: Known | None = None,
+    report: Report | None = None,
 ) -> list[EstimateReply]:
     """Return the reply to each task.
 
     Args:
-        known: hears of the replies as they come.
+        report: receives the replies as they come.
     """
-    engines = [number for number, task in enumerate(tasks) if task.engine]
-    answers = EngineEstimates(
+    traces = EngineTraces(
         tasks,
         budget,
-        lambda subset, name, heard: traced_in_children(
-            subset, server, folder / name, progress, heard
+        lambda subset, name, hear: traced_in_children(
+            subset, server, folder / name, progress, hear
         ),
-        known or Known(),
+        report,
     )
+    engines = [record for record in traces.records if record.task.engine]
     by_formula = budget.ceilings is not None or budget.effort.first == 0
     if not by_formula or not engines:
-        answers.trace(range(len(tasks)))
+        traces.trace(traces.records)
     else:
-        answers.adjust()
+        traces.trace_without_engines()
         if budget.effort.first is None or len(engines) <= budget.effort.first:
-            answers.trace(engines)
+            traces.trace(engines)
         else:
-            answers.trace_first()
+            traces.trace_first()
     if engines and budget.effort.settled:
-        answers.settle()
-    return [answers.replies[number] for number in range(len(tasks))]
+        traces.settle()
+    return [record.reply for record in traces.records]
 
 
-class EngineEstimates:
-    """Replies to tasks, by their index."""
+class EngineTraces:
+    """The tasks of a plan, and what their traces say so far."""
 
     def __init__(
         self,
         tasks: Sequence[VariantTask],
         budget: TraceBudget,
-        children: Callable[[Sequence[VariantTask], str, Heard], list[EstimateReply]],
-        known: Known,
+        trace: Trace,
+        report: Report | None = None,
     ) -> None:
-        self._tasks, self._budget, self._children = tasks, budget, children
-        self._known = known
-        self._formulas: dict[int, EstimateReply] = {}
-        self._kinds: dict[int, Kind] = {}
+        self.records = [TaskRecord(number=n, task=task) for n, task in enumerate(tasks)]
+        self._budget, self._trace, self._report = budget, trace, report
 
-    @property
-    def replies(self) -> Mapping[int, EstimateReply]:
-        """The best reply to each task so far."""
-        return self._known.replies
+    def _tell(self, records: Sequence[TaskRecord]) -> None:
+        if self._report is not None:
+            self._report({record.number: record.reply for record in records})
 
-    def adjust(self) -> None:
+    def trace_without_engines(self) -> None:
         """Answer for all engines by formula, from traces without one."""
-        shared = bases(self._tasks)
-        self._children(
-            [base.task for base in shared],
-            "copies",
-            lambda place, reply: self._known.add(
-                dict(shared_out(shared[place], reply, self._tasks))
-            ),
-        )
-        self._formulas, self._kinds = dict(self.replies), kinds_of(self._tasks, shared)
+        tasks = [record.task for record in self.records]
+        shared = bases(tasks)
 
-    def trace(self, numbers: Sequence[int]) -> None:
+        def hear(place: int, reply: EstimateReply) -> None:
+            answered_records = []
+            for number, formula in formula_replies(shared[place], reply, tasks):
+                record = self.records[number]
+                record.reply = record.formula = formula
+                record.program = place
+                answered_records.append(record)
+            self._tell(answered_records)
+
+        self._trace([base.task for base in shared], "copies", hear)
+
+    def trace(self, records: Sequence[TaskRecord]) -> None:
         """Trace these tasks, with their engines."""
 
-        def heard(place: int, reply: EstimateReply) -> None:
-            number = numbers[place]
-            formula = self._formulas.get(number)
-            if formula is not None:
-                reply = traced_or_not(formula, reply)
-            self._known.add({number: reply})
+        def hear(place: int, reply: EstimateReply) -> None:
+            records[place].receive(reply)
+            self._tell([records[place]])
 
-        subset = [self._tasks[number] for number in numbers]
-        self._children(subset, f"from-{min(numbers, default=0)}", heard)
+        first = min((record.number for record in records), default=0)
+        self._trace([record.task for record in records], f"from-{first}", hear)
 
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are."""
-        ranks = self._ranks(self.replies)
-        while numbers := to_trace(self._tasks, self.replies, ranks, self._budget.effort):
-            self.trace(first_of_kinds(numbers, self._kinds))
-            likes = likes_of(self._tasks, self._kinds, self.replies)
-            self._known.add(
-                {n: with_work_of(self.replies[n], self.replies[m]) for n, m in likes.items()}
-            )
-            ranks = self._ranks(self.replies, likes)
+        self._rank()
+        while chosen := to_trace(self.records, self._budget.effort):
+            self.trace(first_of_kinds(chosen))
+            for record in self.records:
+                record.nearest = nearest_traced(record, self.records)
+            similar = [record for record in self.records if record.nearest is not None]
+            for record in similar:
+                assert record.nearest is not None
+                record.reply = with_work_of(record.reply, record.nearest.reply)
+            self._tell(similar)
+            self._rank()
 
     def settle(self) -> None:
         """Trace all layers of the first candidate, until one is the first with all of them; of
         its processes the one that needs most counts."""
         settled: set[tuple[int, int]] = set()
         for _ in range(MOST_SETTLED):
-            ranked = self._ranked(self.replies, self.replies)
-            number = min(ranked, key=lambda number: ranked[number][0])
-            task, reply = self._tasks[number], self.replies[number]
-            place = ranked[number][1].place
+            firsts = [(record, *self._first(record, record.reply)) for record in self.records]
+            record, _, member = min(firsts, key=lambda first: first[1])
+            task, reply, place = record.task, record.reply, member.place
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
-            ranks = heaviest_ranks(task.request.parsed_sharding)
+            ranks = heaviest_ranks(record.sharding)
             is_whole = reply.points[place].method == "trace"
-            if (number, place) in settled or (is_whole and len(ranks) == 1):
+            if (record.number, place) in settled or (is_whole and len(ranks) == 1):
                 return
-            settled.add((number, place))
+            settled.add((record.number, place))
             tasks = [with_all_layers(task, place, rank) for rank in ranks]
-            replies = self._children(tasks, f"whole-{number}-{place}", _unheard)
+            replies = self._trace(tasks, f"whole-{record.number}-{place}", None)
             if any(reply.problem is not None for reply in replies):
                 return
             of_ranks = [reply.points[0] for reply in replies]
@@ -179,78 +195,53 @@ class EngineEstimates:
             host_bytes = max(point.host_bytes for point in of_ranks)
             fullest = dataclasses.replace(fullest, host_bytes=host_bytes)
             points = [*reply.points[:place], fullest, *reply.points[place + 1 :]]
-            self._known.add({number: dataclasses.replace(reply, points=points)})
+            record.reply = dataclasses.replace(reply, points=points)
+            self._tell([record])
 
-    def _ranks(
-        self, replies: Mapping[int, EstimateReply], likes: Mapping[int, int] | None = None
-    ) -> dict[int, Rank]:
-        """Return how each task is expected to rank.
+    def _rank(self) -> None:
+        """Work out how each task is expected to rank."""
+        for record in self.records:
+            expected = record.expected()
+            if expected is None:
+                record.rank, _ = self._first(record, record.reply)
+            else:
+                record.rank, _ = self._first(record, expected, ruled_out=LIKELY)
+        gain = max((self._gain(record) for record in self.records), default=1.0)
+        for record in self.records:
+            none_fits, amount = record.rank
+            if record.reply.by_formula and record.nearest is None and not none_fits:
+                record.rank = none_fits, gain * amount
 
-        Args:
-            likes: of what is by formula, one like it that was traced.
-        """
-        likes = likes or {}
-        alike = {
-            n: expectation(n, m, self._tasks, self._formulas, replies[m])
-            for n, m in likes.items()
-            if self._kinds[n] == self._kinds[m]
-        }
-        known = self._ranked(replies, [n for n in replies if n not in alike])
-        ranks = {n: rank for n, (rank, _) in known.items()}
-        gain = self._gain(n for n in ranks if n in self._kinds and not replies[n].by_formula)
-        for number, (none_fits, amount) in ranks.items():
-            if not none_fits and replies[number].by_formula and number not in likes:
-                ranks[number] = none_fits, gain * amount
-        expectations = self._ranked(alike, alike, ruled_out=LIKELY)
-        return ranks | {n: rank for n, (rank, _) in expectations.items()}
+    def _gain(self, record: TaskRecord) -> float:
+        """Return how much faster a task's engine is than by formula; at least 1, and 1 where none
+        fits or was traced."""
+        none_fits, amount = record.rank
+        if not record.task.engine or record.reply.by_formula or none_fits:
+            return 1.0
+        assert record.formula is not None
+        _, member = self._first(record, record.reply)
+        task = dataclasses.replace(record.task, members=(member,))
+        formula = self._budget.estimates(task, record.formula)[member.candidate.key]
+        return max(1.0, -amount / formula.tokens_per_s) if formula.tokens_per_s else 1.0
 
-    def _gain(self, traced: Iterable[int]) -> float:
-        """Return how much faster engines are than by formula, at most; 1 where none fits or was
-        traced."""
-        gains = [1.0]
-        for number in traced:
-            (none_fits, amount), member = self._ranked(self.replies, [number])[number]
-            task = dataclasses.replace(self._tasks[number], members=(member,))
-            formula = self._estimates([task], [self._formulas[number]])[member.candidate.key]
-            if not none_fits and formula.tokens_per_s:
-                gains.append(-amount / formula.tokens_per_s)
-        return max(gains)
-
-    def _estimates(
-        self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]
-    ) -> dict[str, Estimate]:
-        budget = self._budget
-        return estimates_of(
-            tasks, replies, budget.limit, ceilings=budget.ceilings, speeds=budget.speeds
-        )
-
-    def _ranked(
-        self,
-        replies: Mapping[int, EstimateReply],
-        numbers: Iterable[int],
-        *,
-        ruled_out: float = RULED_OUT,
-    ) -> dict[int, tuple[Rank, Member]]:
-        """Return each task's first candidate, and how that ranks."""
-        subset = {number: representatives(self._tasks[number]) for number in numbers}
-        estimates = self._estimates(list(subset.values()), [replies[n] for n in subset])
-        ranked: dict[int, tuple[Rank, Member]] = {}
-        for number, task in subset.items():
-            ranks = [
+    def _first(
+        self, record: TaskRecord, reply: EstimateReply, *, ruled_out: float = RULED_OUT
+    ) -> tuple[Rank, Member]:
+        """Return how a task's first candidate ranks by this reply, and that candidate."""
+        task = representatives(record.task)
+        estimates = self._budget.estimates(task, reply)
+        ranked = [
+            (
                 rank(
                     estimates[member.candidate.key],
-                    by_formula=replies[number].by_formula,
+                    by_formula=reply.by_formula,
                     ruled_out=ruled_out,
-                )
-                for member in task.members
-            ]
-            first = min(range(len(ranks)), key=lambda n: ranks[n])
-            ranked[number] = ranks[first], task.members[first]
-        return ranked
-
-
-def _unheard(place: int, reply: EstimateReply) -> None:
-    """A reply that counts only with others."""
+                ),
+                member,
+            )
+            for member in task.members
+        ]
+        return min(ranked, key=lambda pair: pair[0])
 
 
 def with_all_layers(task: VariantTask, place: int, rank: int) -> VariantTask:
@@ -260,9 +251,85 @@ def with_all_layers(task: VariantTask, place: int, rank: int) -> VariantTask:
     return dataclasses.replace(task, request=point, members=())
 
 
-def traced_or_not(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
-    """Return an engine's reply, its times on the curves of copies; by formula still, where it
-    cannot be traced."""
-    if traced.problem is not None and formula.problem is None:
-        return dataclasses.replace(formula, engine_problem=traced.problem)
-    return dataclasses.replace(traced, copied_shapes=formula.shapes)
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The trace without an engine that serves several tasks.
+
+    Attributes:
+        task: the trace, with the candidates of all of them.
+        members: number of each of them, and for each of its points that of the same point here.
+    """
+
+    task: VariantTask
+    members: Mapping[int, tuple[int, ...]]
+
+
+def bases(tasks: Sequence[VariantTask]) -> list[Base]:
+    """Return the fewest traces from which every task can be answered, if only by formula."""
+    groups: dict[str, list[int]] = {}
+    for number, task in enumerate(tasks):
+        groups.setdefault(_key(task), []).append(number)
+    return [_base(tasks, numbers) for numbers in groups.values()]
+
+
+def _key(task: VariantTask) -> str:
+    """Return the same text for tasks that differ in their engine and their points only."""
+    plain = task.request.plain()
+    identity = {name: value for name, value in plain.items() if name not in _OWN}
+    return json.dumps([identity, task.traced.key], sort_keys=True)
+
+
+def _base(tasks: Sequence[VariantTask], numbers: Sequence[int]) -> Base:
+    points: list[Point] = []
+    members: dict[int, tuple[int, ...]] = {}
+    among: list[Member] = []
+    for number in numbers:
+        task_points = tasks[number].request.points
+        points += [point for point in task_points if point not in points]
+        members[number] = tuple(points.index(point) for point in task_points)
+        among += [
+            dataclasses.replace(member, place=members[number][member.place])
+            for member in tasks[number].members
+        ]
+    first = next((tasks[n] for n in numbers if not tasks[n].engine), None)
+    request = first.request if first is not None else _without_engine(tasks[numbers[0]].request)
+    task = VariantTask(
+        request=dataclasses.replace(request, points=points),
+        traced=tasks[numbers[0]].traced,
+        members=tuple(among),
+    )
+    return Base(task=task, members=members)
+
+
+def _without_engine(request: EstimateRequest) -> EstimateRequest:
+    """Return the same training with a whole copy on each device."""
+    kind = "MULTI_CPU" if request.cuda is None else "MULTI_GPU"
+    copies = Sharding()
+    if request.devices > 1:
+        copies = Sharding(distributed_type=kind, num_processes=request.devices)
+    return dataclasses.replace(request, sharding=copies.plain(), deepspeed=None)
+
+
+def formula_replies(
+    base: Base, reply: EstimateReply, tasks: Sequence[VariantTask]
+) -> Iterator[tuple[int, EstimateReply]]:
+    """Yield (number of a task, its reply) for all members of a base: an engine's by formula."""
+    for number, places in base.members.items():
+        task = tasks[number]
+        if reply.problem is not None:
+            yield number, dataclasses.replace(reply, by_formula=task.engine)
+            continue
+        task_reply = dataclasses.replace(reply, points=[reply.points[place] for place in places])
+        yield number, _by_formula(task_reply, task) if task.engine else task_reply
+
+
+def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
+    request, settings = task.request, task.members[0].settings
+    zero = zero_of_request(request)
+    width = 4 if is_wide(request.config) else 2
+    gradients = width * trained_parameters(settings.job, settings.facts, request.config)
+    points = [
+        sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
+        for point, answer in zip(request.points, reply.points, strict=True)
+    ]
+    return dataclasses.replace(reply, points=points, by_formula=True)

@@ -4,6 +4,7 @@ candidates -> variants -> traces in children, or formulas -> estimates
 """
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +18,12 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
-from autotune.plan.candidates import estimates_of
+from autotune.plan.candidates import KnownSpeeds, estimates_of
 from autotune.plan.device import allocator_limit
-from autotune.plan.engines import TraceBudget, answered
+from autotune.plan.engines import Report, TraceBudget, answered
 from autotune.plan.exchange import with_server
-from autotune.plan.known import Known
 from autotune.plan.least_memory import ruled_out
-from autotune.plan.memory import Memory
 from autotune.plan.progress import Progress
-from autotune.plan.speeds import Speeds
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.process.server import ChildServer
@@ -35,7 +33,7 @@ from autotune.space.settings import SettingsOfJob
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """What estimates of a job need, whoever asks for them. Another job: `dataclasses.replace`.
+    """The needs of a job's estimates, whoever asks for them. Another job: `dataclasses.replace`.
 
     Attributes:
         limit: bytes a process may take on the device.
@@ -44,7 +42,9 @@ class Estimator:
         rows: folder of the tokenized rows.
         ceilings: rates of the device; None: no speeds.
         effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
-        memory: of all replies so far, or of those of an earlier plan that was the same.
+        remembered: replies of an earlier plan that was the same: it asks for the same traces in the
+            same order; None: it is a new one.
+        kept: all replies so far.
     """
 
     job: Job
@@ -57,9 +57,14 @@ class Estimator:
     effort: Effort = PROMISING
     cache: PlanCache = field(default_factory=PlanCache.of_user)
     progress: Progress = field(default_factory=Progress)
-    memory: Memory = field(default_factory=Memory)
+    remembered: Iterator[EstimateReply] | None = None
+    kept: list[EstimateReply] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _speeds: Speeds = field(default_factory=Speeds)
+    _speeds: KnownSpeeds = field(default_factory=dict)
+
+    def remembering(self, replies: Iterable[EstimateReply]) -> Self:
+        """Return the estimator of a plan that was made before, with all its replies."""
+        return dataclasses.replace(self, remembered=iter(replies))
 
     @cached_property
     def _settings(self) -> SettingsOfJob:
@@ -88,23 +93,25 @@ class Estimator:
         )
 
     def replies(
-        self, tasks: Sequence[VariantTask], known: Known | None = None
+        self, tasks: Sequence[VariantTask], report: Report | None = None
     ) -> list[EstimateReply]:
-        """Return what the traces came to; `known` hears of each as it comes."""
+        """Return the replies to the tasks; `report` receives each as it comes."""
         if not tasks:
             return []
         with contextlib.suppress(OSError):  # full or read-only: nothing is kept
             self.cache.make()
-        known = known or Known()
-        replies = self.memory.next(len(tasks))
-        if replies is not None:
-            known.add(dict(enumerate(replies)))
+        if self.remembered is not None:
+            replies = list(itertools.islice(self.remembered, len(tasks)))
+            if report is not None:
+                report(dict(enumerate(replies)))
             return replies
         budget = TraceBudget(
             limit=self.limit, ceilings=self.ceilings, effort=self.effort, speeds=self._speeds
         )
         folder = self.folder / f"{next(self._numbers):03d}"
-        return self.memory.keep(answered(tasks, budget, self.server, folder, self.progress, known))
+        replies = answered(tasks, budget, self.server, folder, self.progress, report)
+        self.kept.extend(replies)
+        return replies
 
     def combined(
         self, tasks: Sequence[VariantTask], replies: Sequence[EstimateReply]

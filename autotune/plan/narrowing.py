@@ -65,10 +65,10 @@ def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
     computed beforehand: as many passes or fewer, and nothing of it beside the training."""
     if PRECOMPUTED in named_knobs(space.job):
         return space
-    alike = {apart_from(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
+    alike = {key_without(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
 
     def is_preferred(candidate: Candidate) -> bool:
-        if candidate.values.get(PRECOMPUTED) or apart_from(candidate, PRECOMPUTED) not in alike:
+        if candidate.values.get(PRECOMPUTED) or key_without(candidate, PRECOMPUTED) not in alike:
             return True
         chosen = space.settings(candidate)
         rows = candidate.global_batch * chosen.processes
@@ -89,14 +89,14 @@ def _with_one_kernel(space: SearchSpace) -> SearchSpace:
     if ATTENTION not in free or not space.facts.model.sdpa:
         return space
     padding = (PADDING_FREE, SAMPLING)
-    flat = {apart_from(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
+    flat = {key_without(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
 
     def is_preferred(candidate: Candidate) -> bool:
         flash = str(candidate.values.get(ATTENTION)).startswith("flash")
         if not space.facts.data.ragged:
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
-        return flash and not (padded and apart_from(candidate, *padding) in flat)
+        return flash and not (padded and key_without(candidate, *padding) in flat)
 
     candidates = tuple(filter(is_preferred, space.candidates))
     if not candidates:
@@ -121,7 +121,7 @@ def named_knobs(job: Job) -> set[str]:
     return {*job.fixed, *job.recipe, *job.training}
 
 
-def apart_from(candidate: Candidate, *names: str) -> str:
+def key_without(candidate: Candidate, *names: str) -> str:
     """Return the same text for candidates that differ in these knobs only."""
     values = {k: v for k, v in candidate.values.items() if k not in names}
     return f"{values} {candidate.gradient_accumulation_steps}"

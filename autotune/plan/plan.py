@@ -16,14 +16,11 @@ from autotune.facts.host import host_limit
 from autotune.job.job import Job, NoData
 from autotune.plan.answer import Answer, answer_of, in_bfloat16
 from autotune.plan.cache import PlanCache
-from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import trace_server
 from autotune.plan.choices import Choice, order
-from autotune.plan.device import placed, planned_facts, planned_limit
-from autotune.plan.draft import Draft, with_candidate
-from autotune.plan.drafting import drafted
+from autotune.plan.device import WORTH_MEASURING, ceilings_of, placed, planned_facts, planned_limit
+from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
-from autotune.plan.memory import Memory
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
 from autotune.plan.questions.way import Advice
@@ -122,18 +119,19 @@ def plan(
     with trace_server(scratch, elsewhere=kind is not None) as server:
         facts = stored[0] if stored else planned_facts(job, run, server, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
-        memory = Memory(None if stored is None else stored[1])
-        estimator = _estimator(job, facts, space, run, server, kind, effort, progress, memory)
-        draft = drafted(space, estimator, whole=whole_space)
-        draft, answer, advice = _concluded(draft, estimator, kind, alone=only_default)
+        estimator = _estimator(job, facts, space, run, server, kind, effort, progress)
+        estimator = estimator.remembering(stored[1]) if stored else estimator
+        draft = Draft(space, estimator).trace(whole=whole_space)
+        answer, advice = (None, None) if only_default else _concluded(draft, estimator, kind)
     if not stored and key and not draft.stopped:
-        cache.write(key, facts, memory.kept)
+        cache.write(key, facts, estimator.kept)
+    choices = draft.choices
     return Plan(
         facts=facts,
         space=draft.space,
-        choices=draft.choices,
+        choices=choices,
         answer=answer,
-        packages=tuple(packages_to_install(job, facts, draft.choices[0].candidate)),
+        packages=tuple(packages_to_install(job, facts, choices[0].candidate)),
         advice=advice,
         assumed=(*job.assumed, *_assumed_rows(job)),
         estimates=draft.estimates,
@@ -161,34 +159,28 @@ def _space(
 
 
 def _concluded(
-    draft: Draft, estimator: Estimator, kind: DeviceKind | None, *, alone: bool
-) -> tuple[Draft, Answer | None, Advice | None]:
-    """Return the draft with what the answer is held against, and the answer; where nothing is safe,
-    what would make the job so. Of one that was stopped no more than it holds.
-
-    Args:
-        alone: whether it is of one candidate, which nobody asked to compare.
-    """
-    if alone:
-        return draft, None, None
-    first = draft.choices[0]
+    draft: Draft, estimator: Estimator, kind: DeviceKind | None
+) -> tuple[Answer | None, Advice | None]:
+    """Return the answer, and where nothing is safe, what would make the job so. The candidate that
+    the answer is compared with is added to the draft, unless the user stopped that."""
+    job, facts, choices = estimator.job, estimator.facts, draft.choices
+    first = choices[0]
     if draft.stopped:
-        return draft, answer_of(draft.choices, estimator.job, estimator.facts), None
+        return answer_of(choices, job, facts), None
     if not first.estimate.fits:
         estimator.progress.nothing_fits(estimator.limit)
-        return draft, None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
+        return None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
     plain = without_flash(first.candidate, draft.space)
-    in_half = in_bfloat16(estimator.job, first.candidate)
+    in_half = in_bfloat16(job, first.candidate)
     groups = [(estimator, [one]) for one in (plain, in_half) if one is not None]
     estimates = {k: e for group in estimator.estimates_together(groups) for k, e in group.items()}
     if plain is not None:
-        devices = estimator.job.devices.total
-        draft = with_candidate(draft, plain, estimates[plain.key], devices)
-    answer = answer_of(draft.choices, estimator.job, estimator.facts)
+        draft.add(plain, estimates[plain.key])
+    answer = answer_of(draft.choices, job, facts)
     if answer is None or answer.choice.safe:
-        return draft, answer and _with_alternative(answer, estimator, estimates), None
+        return answer and _with_alternative(answer, estimator, estimates), None
     advice = Advisor(estimator, kind).shortest(draft.estimates, draft.space)
-    return draft, _with_alternative(answer, estimator, estimates), advice
+    return _with_alternative(answer, estimator, estimates), advice
 
 
 def _with_alternative(
@@ -216,10 +208,8 @@ def _estimator(
     kind: DeviceKind | None,
     effort: Effort,
     progress: Progress | None,
-    memory: Memory,
 ) -> Estimator:
-    """Return what estimates candidates; with speeds where they are tabled, or worth to be
-    measured."""
+    """Return the estimator of a job; with speeds where they are tabled, or worth measuring."""
     cache, progress = PlanCache.of_user(), progress or Progress()
     ceilings = ceilings_of(
         facts,
@@ -241,12 +231,11 @@ def _estimator(
         effort=effort,
         cache=cache,
         progress=progress,
-        memory=memory,
     )
 
 
 def _assumed_rows(job: Job) -> tuple[str, ...]:
-    """That nobody said how many rows an epoch has."""
+    """Return the sentence about the rows of an epoch, where the job does not tell them."""
     if not isinstance(job.dataset, NoData) or "rows" in job.dataset.lengths.model_fields_set:
         return ()
     rows = job.dataset.lengths.rows

@@ -1,12 +1,12 @@
 """Of which engines a trace is worth making, where there are many. Pure."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.protocol import EstimateReply
 from autotune.plan.choices import AS_FAST, is_safe
+from autotune.plan.engine_tasks import Rank, TaskRecord
 from autotune.plan.variants import VariantTask
 
 FIRST = 4
@@ -19,18 +19,16 @@ RULED_OUT = 0.95
 """What does not fit with this probability is not looked at more closely."""
 LIKELY = 0.5
 """The same where one of its kind was traced."""
-Rank = tuple[bool, float]
-"""(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Of which tasks engines are traced.
+    """The tasks whose engines are traced.
 
     Attributes:
-        first: of so many, the fastest first; 0: of none; None: of all.
-        each_sharding: and of the first of every sharding.
-        settled: and of the first candidate with all layers.
+        first: so many, the fastest first; 0: none; None: all.
+        each_sharding: and the first of every sharding.
+        settled: and the first candidate with all layers.
     """
 
     first: int | None
@@ -45,44 +43,31 @@ EVERY = Effort(first=None, settled=True)
 def representatives(task: VariantTask) -> VariantTask:
     """Return a task with one candidate for each of its points, and for each way to adjust what is
     traced there."""
-    firsts = {(member.place, member.replaced): member for member in reversed(task.members)}
-    return dataclasses.replace(task, members=tuple(firsts.values()))
+    kept = {(member.place, member.replaced): member for member in reversed(task.members)}
+    return dataclasses.replace(task, members=tuple(kept.values()))
 
 
-def to_trace(
-    tasks: Sequence[VariantTask],
-    replies: Mapping[int, EstimateReply],
-    ranks: Mapping[int, Rank],
-    effort: Effort = PROMISING,
-) -> list[int]:
-    """Return indices of the engines to trace next, of those that are by formula and were not tried.
-
-    Args:
-        ranks: what is expected of each task, by its index.
-    """
-    order = sorted(ranks, key=lambda number: ranks[number])
-    free = {n for n, reply in replies.items() if reply.by_formula and reply.engine_problem is None}
-    traced = {_sharding_key(task) for n, task in enumerate(tasks) if n not in free}
-    known_ranks = [ranks[n] for n in order if not replies[n].by_formula]
-    needless = {number for number in ranks if _offloads_needlessly(tasks, ranks, number)}
-    numbers = [number for number in order if number not in needless][: effort.first]
-    if known_ranks:
-        numbers = [number for number in numbers if ranks[number] <= _within_reach(known_ranks[0])]
-    enough = _within_reach(ranks[order[0]])
-    for number in order if effort.each_sharding else ():
-        sharding = _sharding_key(tasks[number])
-        if number not in needless and sharding not in traced and ranks[number] <= enough:
-            traced.add(sharding)
-            numbers.append(number)
-    return [number for number in dict.fromkeys(numbers) if number in free]
+def to_trace(records: Sequence[TaskRecord], effort: Effort = PROMISING) -> list[TaskRecord]:
+    """Return the tasks whose engines to trace next, of those that are by formula and were not
+    tried."""
+    ordered = sorted(records, key=lambda record: record.rank)
+    useful = [record for record in ordered if not _offloads_needlessly(record, records)]
+    chosen = useful[: effort.first]
+    best_known = next((r.rank for r in ordered if not r.reply.by_formula), None)
+    if best_known is not None:
+        chosen = [record for record in chosen if record.rank <= _within_reach(best_known)]
+    traced = {_sharding_key(record) for record in records if not _is_open(record)}
+    enough = _within_reach(ordered[0].rank)
+    for record in useful if effort.each_sharding else ():
+        if _sharding_key(record) not in traced and record.rank <= enough:
+            traced.add(_sharding_key(record))
+            chosen.append(record)
+    return [record for record in dict.fromkeys(chosen) if _is_open(record)]
 
 
-def first_of_kinds(numbers: Sequence[int], kinds: Mapping[int, object]) -> list[int]:
-    """Return the first of each kind: the others can wait for what its trace says of them."""
-    firsts: dict[object, int] = {}
-    for number in numbers:
-        firsts.setdefault(kinds[number], number)
-    return list(firsts.values())
+def _is_open(record: TaskRecord) -> bool:
+    """True if its engine may be traced yet."""
+    return record.reply.by_formula and record.reply.engine_problem is None
 
 
 def _within_reach(best: Rank) -> Rank:
@@ -91,20 +76,14 @@ def _within_reach(best: Rank) -> Rank:
     return none_fits, amount * (MUCH_LARGER if none_fits else SLOWER)
 
 
-def _offloads_needlessly(
-    tasks: Sequence[VariantTask], ranks: Mapping[int, Rank], number: int
-) -> bool:
-    """True if a task offloads, and does no better than one that is alike and does not."""
-    sharding = tasks[number].request.parsed_sharding
-    if not sharding.offloads:
+def _offloads_needlessly(record: TaskRecord, records: Sequence[TaskRecord]) -> bool:
+    """True if a task offloads, and does no better than one that is the same and does not."""
+    if not record.sharding.offloads:
         return False
     kept = dataclasses.replace(
-        sharding, offload_optimizer_device="none", offload_param_device="none"
+        record.sharding, offload_optimizer_device="none", offload_param_device="none"
     )
-    return any(
-        tasks[other].request.parsed_sharding == kept and _about_as_good(rank, ranks[number])
-        for other, rank in ranks.items()
-    )
+    return any(r.sharding == kept and _about_as_good(r.rank, record.rank) for r in records)
 
 
 def _about_as_good(rank: Rank, other: Rank) -> bool:
@@ -112,15 +91,16 @@ def _about_as_good(rank: Rank, other: Rank) -> bool:
     return rank <= other or (not rank[0] and rank[1] <= (1 - AS_FAST) * other[1])
 
 
-def _sharding_key(task: VariantTask) -> str:
-    return repr(task.request.sharding)
+def _sharding_key(record: TaskRecord) -> str:
+    return repr(record.task.request.sharding)
 
 
 def rank(estimate: Estimate, *, by_formula: bool, ruled_out: float = RULED_OUT) -> Rank:
-    """Return what may fit comes first, the fastest of it before the others; else the leanest.
+    """Return the rank of an estimate: first what may fit, the fastest before the others; then the
+    leanest.
 
     Args:
-        by_formula: whether its engine is; of what was traced counts whether it is safe.
+        by_formula: whether its engine is by formula; what was traced has to be safe.
         ruled_out: the probability of running out of memory from which on it may not fit then.
     """
     if _may_fit(estimate, ruled_out) if by_formula else is_safe(estimate):

@@ -19,8 +19,8 @@ from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.plain_data import NONSENSE
 from autotune.plan.candidates import TYPICAL_PROCESS
-from autotune.plan.ceilings import WORTH_MEASURING, ceilings_of
 from autotune.plan.children import untraced
+from autotune.plan.device import WORTH_MEASURING, ceilings_of
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.probe.survey import (

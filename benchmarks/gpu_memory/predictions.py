@@ -26,8 +26,7 @@ from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
-from autotune.plan.ceilings import ceilings_of
-from autotune.plan.device import device_facts, placed, planned_limit
+from autotune.plan.device import ceilings_of, device_facts, placed, planned_limit
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import Effort

@@ -26,8 +26,8 @@ from autotune.facts.device_kinds import find_kind
 from autotune.plain_data import to_plain
 from autotune.plan import children
 from autotune.plan.cache import PlanCache
-from autotune.plan.ceilings import _measured
 from autotune.plan.children import untraced
+from autotune.plan.device import _measured
 from autotune.probe import survey_worker
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import SurveyRequest

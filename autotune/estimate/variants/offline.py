@@ -153,7 +153,7 @@ class OfflineEstimates(Retracing):
         """Add shapes of short rows: speed is needed over all the lengths of the data.
 
         Padded ones where there are any: what rows without padding take at other lengths follows
-        from the same curves (`speed/offline.py`).
+        from the same curves (`speed/variants.py`).
         """
         length = max(self._length // 4, 8)
         padded = True in self._sizes

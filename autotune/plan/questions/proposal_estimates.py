@@ -13,7 +13,7 @@ from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
-from autotune.plan.ceilings import ceilings_of
+from autotune.plan.device import ceilings_of
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.bisection import Bisection
 from autotune.plan.questions.leanest import decisive

@@ -1,9 +1,12 @@
-"""Traces of several groups of candidates: beside each other, unless engines are to be traced."""
+"""Traces of several groups of candidates: beside each other, unless engines are to be traced; and
+those of an earlier plan, given again.
+"""
 
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from autotune.plan import estimator as estimator_module
 from autotune.plan.children import untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import LOWER_BOUND
@@ -18,7 +21,7 @@ class Counted(Estimator):
 
     calls: list[int] = field(default_factory=list)
 
-    def replies(self, tasks, known=None):
+    def replies(self, tasks, report=None):
         self.calls.append(len(tasks))
         return [untraced("not traced here") for _ in tasks]
 
@@ -59,3 +62,29 @@ def test_what_cannot_fit_is_estimated_without_a_trace(tmp_path):
     estimates = estimator.estimates(candidates[:20])
     assert estimator.calls == [0]
     assert {estimate.method for estimate in estimates.values()} == {LOWER_BOUND}
+
+
+def test_the_same_plan_gets_its_replies_again_in_the_same_portions(tmp_path, monkeypatch):
+    asked = []
+
+    def answered(tasks, *_):
+        asked.append(len(tasks))
+        return [untraced(str(number)) for number in range(len(tasks))]
+
+    monkeypatch.setattr(estimator_module, "answered", answered)
+    facts = replace(make_facts("cuda"), model=replace(make_facts().model, path=str(tmp_path)))
+    new = Estimator(
+        job=make_job(),
+        facts=facts,
+        limit=40 * GIB,
+        server=ChildServer(tmp_path / "log"),
+        folder=tmp_path,
+        rows=tmp_path,
+    )
+    tasks = new.tasks(make_space(make_job(), facts).candidates)
+    portions = [new.replies(tasks[:2]), new.replies([]), new.replies(tasks[2:3])]
+    assert asked == [2, 1] and new.kept == [*portions[0], *portions[2]]
+    again, told = new.remembering(list(new.kept)), []
+    portions_again = [again.replies(some, told.append) for some in (tasks[:2], [], tasks[2:3])]
+    assert portions_again == portions and asked == [2, 1]
+    assert told == [dict(enumerate(portions[0])), dict(enumerate(portions[2]))]

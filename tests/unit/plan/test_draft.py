@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.plan.drafting import drafted
+from autotune.plan.draft import Draft, next_wave
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.process.server import ChildServer
@@ -33,7 +33,7 @@ class Stopped(Estimator):
             raise KeyboardInterrupt
         return {one.key: replace(make_estimate(GIB), tokens_per_s=10.0) for one in candidates}
 
-    def replies(self, tasks, known=None):
+    def replies(self, tasks, report=None):
         raise KeyboardInterrupt
 
 
@@ -51,7 +51,7 @@ def stopped(tmp_path, job, *, early=False):
         early=early,
     )
     space = bind(load_definition(job.method), job, facts)
-    return lambda: drafted(space, estimator), heard
+    return Draft(space, estimator), heard
 
 
 def generating():
@@ -60,11 +60,11 @@ def generating():
 
 def test_what_was_looked_at_first_is_kept_where_the_user_stops(tmp_path):
     draft, heard = stopped(tmp_path, generating())
-    found = draft()
+    draft.trace()
     assert heard.shown == [1]
-    assert found.stopped and found.left_out > 0
-    checkpointing = {one["gradient_checkpointing"] for one in found.space.candidates}
-    assert checkpointing == {False, True} and len(found.estimates) == 2
+    assert draft.stopped and draft.left_out > 0
+    checkpointing = {one["gradient_checkpointing"] for one in draft.space.candidates}
+    assert checkpointing == {False, True} and len(draft.estimates) == 2
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -72,5 +72,48 @@ def test_where_nothing_is_known_the_user_has_stopped_the_plan(tmp_path, early):
     job = generating() if early else make_job(global_batch_size=16)
     draft, heard = stopped(tmp_path, job, early=early)
     with pytest.raises(KeyboardInterrupt):
-        draft()
+        draft.trace()
     assert not heard.shown
+
+
+# -- what is generated at once: the most first, less of it only where that is not safe
+
+SAFE, TIGHT = replace(make_estimate(GIB), p_oom=0.0), replace(make_estimate(GIB), p_oom=0.5)
+
+
+def candidates_of(method, **changes):
+    rewards = {"reward_funcs": ["rewards.short"]} if method == "grpo" else {}
+    job = make_job(method=method, global_batch_size=32, **rewards, **changes)
+    return bind(load_definition(method), job, make_facts("cuda")).candidates
+
+
+def at_once(wave, knob="generation_batch_size"):
+    return {one[knob] for one in wave}
+
+
+def test_the_most_comes_first():
+    assert at_once(next_wave(candidates_of("grpo"), {}, ())) == {32}
+
+
+def test_less_of_it_is_looked_at_where_the_most_is_not_safe():
+    candidates = candidates_of("grpo")
+    first = next_wave(candidates, {}, ())
+    tight = {one.key: TIGHT if one.micro_batch == 8 else SAFE for one in first}
+    second = next_wave(candidates, tight, ())
+    assert at_once(second) == {16} and {one.micro_batch for one in second} == {8}
+    third = next_wave(candidates, tight | {one.key: SAFE for one in second}, ())
+    assert third == []
+    third = next_wave(candidates, tight | {one.key: TIGHT for one in second}, ())
+    assert at_once(third) == {8}
+    assert next_wave(candidates, tight | {one.key: TIGHT for one in (*second, *third)}, ()) == []
+
+
+def test_of_ppo_it_is_the_chunk():
+    wave = next_wave(candidates_of("ppo"), {}, ())
+    assert at_once(wave, "local_rollout_forward_batch_size") == {32}
+
+
+def test_values_that_the_job_names_are_all_looked_at():
+    candidates = candidates_of("grpo")
+    wave = next_wave(candidates, {}, {"generation_batch_size"})
+    assert at_once(wave) == {8, 16, 32} and len(wave) == len(candidates)
