@@ -154,7 +154,7 @@ def _train_offline(
     # Gradients are in memory during the worst micro-batch exactly if there is one before it.
     micro_steps = min(accumulation, 2)
     ranks = Ranks.of(request, micro_steps)
-    training, model = _configured(
+    training, model = configured(
         trains, request, ranks, folder.scratch, gradient_accumulation_steps=micro_steps
     )
     batching = batching_of(
@@ -213,7 +213,7 @@ def _train_online(
     lengths = Rows(request.rows, request.method).longest
     plan = rollout_plan(lengths, rollout, request.rows_total)
     order = plan.timed + plan.longest * rollout.rounds + plan.timed * MAX_CYCLES
-    training, model = _configured(trains, request, ranks, folder.scratch)
+    training, model = configured(trains, request, ranks, folder.scratch)
     cycles = WARM_UP_CYCLES + MAX_CYCLES
     training.max_steps = rollout.steps * cycles
     progress.tell("planned", micro_steps=cycles * rollout.rounds * rollout.micro_steps)
@@ -250,7 +250,7 @@ def _train_online(
     }, meter.result
 
 
-def _configured(
+def configured(
     trains: Any, request: ProbeRequest, ranks: Any, scratch: Path, **fields: Any
 ) -> tuple[Any, Any]:
     """Return the arguments of the method and of its model, as a rank of the probe has them.

@@ -263,14 +263,14 @@ def test_without_a_driver_the_bus_alone_tells(monkeypatch):
 
 
 def test_gpus_on_the_bus_are_nvidias_displays(tmp_path):
-    devices = {
+    found = {
         "0": ("0x10de", "0x030200"),
         "1": ("0x10de", "0x030000"),
         "2": ("0x10de", "0x040300"),  # the sound of a graphics card
         "3": ("0x8086", "0x030000"),
         "4": ("0x10de", None),
     }
-    for name, (maker, kind) in devices.items():
+    for name, (maker, kind) in found.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(f"{maker}\n", encoding="ascii")
         if kind:
