@@ -118,7 +118,7 @@ class RolloutEstimates(Retracing):
         rollout = Rollout(**point.batching)
         plan = rollout_plan(self._lengths, rollout, self._request.rows_total)
         prompts = [self._lengths[index] for index in plan.longest]
-        request = self._trace_request(point, rollout, prompts)
+        request = self._trace_request(rollout, prompts)
         asleep = point.vllm_asleep_bytes is not None
         if self._latest is None or self._latest[0] != (request, asleep):
             self._latest = (request, asleep), self._whole(request, rollout.length, asleep=asleep)
@@ -167,22 +167,30 @@ class RolloutEstimates(Retracing):
             all_layers=all_layers,
         )
 
-    def _trace_request(
-        self, point: Point, rollout: Rollout, prompts: list[int]
-    ) -> RolloutTraceRequest:
-        fields = self._fields(rollout)
+    def _trace_request(self, rollout: Rollout, prompts: list[int]) -> RolloutTraceRequest:
         enough = self.extent != DIRECT or rollout.length <= TOKENS
+        return self._request_of(
+            self._fields(rollout),
+            prompts=prompts,
+            tokens=min(TOKENS, rollout.length) if enough else rollout.length,
+            again=rollout.rounds > 1,
+            micro_steps=min(rollout.accumulation, 2),
+        )
+
+    def _request_of(self, fields: dict[str, Any], **shape: Any) -> RolloutTraceRequest:
+        """Return the request of a trace with these fields in its configuration.
+
+        Args:
+            shape: of what is generated and trained on.
+        """
         return RolloutTraceRequest(
             method=self._request.method,
             config={**self._request.config, **fields},
             model_path=self._request.model_path,
             layers=self._layers_to_trace(),
             cuda=self._request.cuda,
-            prompts=prompts,
-            tokens=min(TOKENS, rollout.length) if enough else rollout.length,
-            again=rollout.rounds > 1,
-            micro_steps=min(rollout.accumulation, 2),
             seed=self._request.seed,
+            **shape,
         )
 
     def _fields(self, rollout: Rollout) -> dict[str, Any]:
@@ -249,18 +257,7 @@ class RolloutEstimates(Retracing):
             if "beta" in config:
                 small["beta"] = 0.0
             reply = self._reply(
-                RolloutTraceRequest(
-                    method=self._request.method,
-                    config={**config, **small},
-                    model_path=self._request.model_path,
-                    layers=self._layers_to_trace(),
-                    cuda=self._request.cuda,
-                    prompts=[8],
-                    tokens=TOKENS,
-                    again=False,
-                    micro_steps=1,
-                    seed=self._request.seed,
-                )
+                self._request_of(small, prompts=[8], tokens=TOKENS, again=False, micro_steps=1)
             )
             events = [tuple(event) for event in reply.events]
             deep_events = events
