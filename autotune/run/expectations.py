@@ -15,7 +15,6 @@ from autotune.estimate.speed.calibration import (
     rank_correlation,
     top_k_regret,
 )
-from autotune.plain_data import from_plain
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
@@ -129,7 +128,7 @@ class Expectations:
         return estimate is not None and estimate.at_most
 
     def plain(self) -> dict[str, Any]:
-        """JSON-ready data."""
+        """Return the expectations as JSON data; `from_plain` reads them."""
         return {
             "schema": 1,
             "prior": dataclasses.asdict(self.prior),
@@ -139,15 +138,6 @@ class Expectations:
                 for key, estimate in self.estimates.items()
             },
         }
-
-
-def expectations_from_plain(data: Mapping[str, Any]) -> Expectations:
-    """Return the expectations that JSON data hold."""
-    return Expectations(
-        estimates={key: from_plain(Estimate, fields) for key, fields in data["estimates"].items()},
-        prior=Residual(**data["prior"]),
-        limit_bytes=data["limit_bytes"],
-    )
 
 
 # -- held against measurements

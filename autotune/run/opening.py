@@ -17,7 +17,7 @@ from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
-from autotune.plain_data import NONSENSE
+from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.plan.children import untraced
 from autotune.plan.device import WORTH_MEASURING, ceilings_of
@@ -34,7 +34,7 @@ from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline, OutOfTime
-from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.expectations import Expectations
 from autotune.run.history import History
 from autotune.run.job_session import JobSession
 from autotune.run.listener import Listener
@@ -48,7 +48,6 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.packages import QUANTISER
 from autotune.space.quantization import not_installed
-from autotune.value_types import checked
 
 ESTIMATING = 0.5
 """Of the time that the survey leaves of a total budget so much may go into estimates (once what it
@@ -101,8 +100,7 @@ def started(run: RunFolder) -> tuple[str, Options]:
     """
     info = run.read(run.run)
     with needed(run, run.run.name, "start a new run"):
-        options = checked(Options(**info.get("options", {})), Options)
-        return checked(info["study"], str), options
+        return from_plain(str, info["study"]), from_plain(Options, info.get("options", {}))
 
 
 def open_job(
@@ -284,7 +282,7 @@ def _stored(run: RunFolder, limit: int) -> Expectations:
     then everything is traced again."""
     data = read_json(run.estimates)
     with contextlib.suppress(*NONSENSE):
-        return checked(expectations_from_plain(data or {}), Expectations)
+        return from_plain(Expectations, data)
     return Expectations(estimates={}, prior=Residual(), limit_bytes=limit)
 
 

@@ -12,17 +12,16 @@ from typing import Any, TypeVar
 
 from autotune.errors import AutotuneError, user_error
 from autotune.facts import Facts, facts_from_plain
-from autotune.plain_data import NONSENSE
+from autotune.plain_data import NONSENSE, from_plain, is_storable
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
-from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.expectations import Expectations
 from autotune.run.verdict import Verification
 from autotune.search.job_time import Saving
 from autotune.search.record import Record
 from autotune.search.storage import faults_of_storage
 from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
-from autotune.value_types import checked, matches
 
 _T = TypeVar("_T")
 RESUME = "`autotune run --resume` looks at everything anew"
@@ -40,9 +39,9 @@ class StoredChoice:
 
     probe: int
     reasons: tuple[str, ...]
-    passed_over: Mapping[int, str]
     verification: Verification | None
     plain: dict[str, Any]
+    passed_over: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class StoredFiles:
             return None
         data = read_json(path)
         try:
-            if not isinstance(data, dict) or not matches(data, dict[str, Any]):
+            if not isinstance(data, dict) or not is_storable(data):
                 raise ValueError("it does not hold a whole JSON object")
             return read(data)
         except NONSENSE as error:
@@ -157,7 +156,7 @@ def study_name(run: RunFolder) -> str:
         UserError: run.json does not say it.
     """
     name = run.read(run.run).get("study")
-    if not isinstance(name, str) or not matches(name, str):
+    if not isinstance(name, str) or not is_storable(name):
         raise user_error(
             "run.json does not name the run's study",
             where=str(run.path),
@@ -173,28 +172,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def _choice(data: dict[str, Any]) -> StoredChoice:
-    stored = data["verification"]
-    passed_over = {int(number): why for number, why in data.get("passed_over", {}).items()}
-    choice = StoredChoice(
-        probe=data["chosen"]["probe"],
-        reasons=tuple(data["reasons"]),
-        passed_over=passed_over,
-        verification=None if stored is None else Verification(**stored),
-        plain=data,
-    )
-    return checked(choice, StoredChoice)
+    return from_plain(StoredChoice, {**data, "probe": data["chosen"]["probe"], "plain": data})
 
 
 def _ending(data: dict[str, Any]) -> StoredEnding:
-    saving = data["saving"]
-    ending = StoredEnding(
-        outcome=data["outcome"],
-        stop_reason=data["stop_reason"],
-        saving=None if saving is None else Saving(**saving),
-        plain=data,
-    )
-    return checked(ending, StoredEnding)
+    return from_plain(StoredEnding, {**data, "plain": data})
 
 
 def _expectations(data: dict[str, Any]) -> Expectations:
-    return checked(expectations_from_plain(data), Expectations)
+    return from_plain(Expectations, data)

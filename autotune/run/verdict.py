@@ -1,13 +1,14 @@
 """What a launch says of the promise that was made: the verdict of a verification. Pure."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.plain_data import to_plain
 from autotune.probe.outcome import busy_text, is_quiet
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
@@ -67,8 +68,8 @@ class Verification:
         return self.only_too_slow and not is_quiet(self.processor_wait_share)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
+        """Return the verification as JSON data."""
+        return cast(dict[str, Any], to_plain(self))
 
 
 # -- the timed steps, read off a launch's log lines

@@ -44,7 +44,6 @@ from autotune.space.settings import (
     settings,
 )
 from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
-from autotune.value_types import checked
 
 PAUSES_S = (5.0, 15.0)
 """What others disturbed, a probe or a launch, is repeated after these pauses, in seconds; then the
@@ -252,7 +251,7 @@ def _prepare_data(
         if not ending.by_another:
             break
     with contextlib.suppress(*NONSENSE):
-        return checked(RehearsalReply.from_plain(read_json(folder.reply)), RehearsalReply)
+        return RehearsalReply.from_plain(read_json(folder.reply))
     return None
 
 

@@ -109,7 +109,7 @@ def reopen_script(path: Path) -> PastScriptRun:
     if (fault := fault_of_file(run.database, name)) is not None:
         raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
     with needed(run, run.script.name, RESUME):
-        words = tuple(from_plain(list[str], kept["words"]))
+        words = from_plain(tuple[str, ...], kept["words"])
         job = job_of(look, limits, _global_batch(kept))
         space = space_of(look, job, facts)
         limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)

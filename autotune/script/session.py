@@ -17,9 +17,9 @@ from autotune.run.session import Session
 from autotune.run.verdict import Verification, judge_measurement
 from autotune.script.command import HOOK, ScriptCommand, Starter, write_request
 from autotune.script.files import ScriptBundle, files_of, set_by_flags
-from autotune.script.measuring import measure_start
 from autotune.script.protocol import PROBE, Look
 from autotune.script.space import changes_of, environment_of, fields_of
+from autotune.script.start import measure_start
 from autotune.search.job_time import Work, work_of
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import ACCUMULATION, Candidate

@@ -26,10 +26,10 @@ from autotune.run.session import Options, Result
 from autotune.run.study import study_of
 from autotune.run.tuning import tuned
 from autotune.script.command import ScriptCommand, Starter
-from autotune.script.looking import look
 from autotune.script.protocol import Look
 from autotune.script.session import ScriptSession, unestimated
 from autotune.script.space import changes_of, environment_of, facts_of, job_of, space_of
+from autotune.script.start import look
 from autotune.search.sampler.params import guided_sampler
 from autotune.space.job_file.problems import explain
 

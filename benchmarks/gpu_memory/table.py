@@ -7,8 +7,9 @@ from statistics import median
 from typing import Any
 
 from autotune.estimate.residual import Residual
+from autotune.plain_data import from_plain
 from autotune.probe.protocol import Measurement
-from autotune.run.expectations import TOP, compared, expectations_from_plain
+from autotune.run.expectations import TOP, Expectations, compared
 from autotune.search.record import Record
 from autotune.space.knobs import from_knobs
 from benchmarks.gpu_memory.cases import PATH_KNOBS
@@ -187,7 +188,7 @@ def _ranks(probes: Sequence[Row]) -> str:
         plain = {one.candidate.key: row["estimate"] for one, row in zip(records, some, strict=True)}
         prior = vars(Residual())
         held = {"estimates": plain, "prior": prior, "limit_bytes": some[0]["limit_bytes"]}
-        found = compared(expectations_from_plain(held), records)
+        found = compared(from_plain(Expectations, held), records)
         ratios = [
             row["measurement"]["tokens_per_s"] / row["estimate"]["tokens_per_s"]
             for row in some

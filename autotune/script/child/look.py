@@ -6,12 +6,13 @@ from statistics import fmean
 from typing import Any
 
 from autotune.script.child.calls import other_trainings
-from autotune.script.child.checkpointing import checkpointing_of
 from autotune.script.child.rows import RowLengths, row_lengths
 from autotune.script.protocol import TOKENS, Look
 
 ONLINE = "_generate_and_score_completions"
 PLAIN = (bool, int, float, str, type(None))
+CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
+"""What versions of transformers call it."""
 
 
 def look_at(trainer: Any, watch: Any) -> Look:
@@ -87,6 +88,13 @@ def _notes(trainer: Any, rows: RowLengths | None, watch: Any) -> list[str]:
             f"it makes {watch.trainers} trainers: what is measured is the first that trains"
         )
     return notes
+
+
+def checkpointing_of(model: Any) -> bool | None:
+    """Return whether a model checkpoints, whatever switched that on; None: it does not say."""
+    values = [getattr(model, f"is_{name}", None) for name in CHECKPOINTING]
+    flags = [value for value in values if isinstance(value, bool)]
+    return flags[0] if flags else None
 
 
 def _is_of_library(function: Any) -> bool:

@@ -10,7 +10,7 @@ from autotune.probe.outcome import beyond_limit, outcome_and_remark
 from autotune.probe.protocol import Measurement
 from autotune.probe.step_meter import Schedule, StepMeter
 from autotune.process.progress import Progress
-from autotune.script.child.checkpointing import CHECKPOINTING, checkpointing_of
+from autotune.script.child.look import CHECKPOINTING, checkpointing_of
 from autotune.script.child.rows import FixedOrder, observed_size, row_lengths, row_plan
 from autotune.space.knobs import MICRO_BATCH
 from autotune.space.sharding.sharding import Sharding
@@ -74,7 +74,7 @@ def measured(trainer: Any, train: Callable[[], Any], watch: Any) -> Measurement:
     """Return the measurement of a trainer's steps; it may have taken too much.
 
     Raises:
-        Unsupported: the script sets a field of the candidate itself.
+        Unsupported: the script sets a field of the candidate itself, or trains too few steps.
     """
     args, request = trainer.args, watch.request
     _check_fields(args, request.expected)
@@ -87,9 +87,11 @@ def measured(trainer: Any, train: Callable[[], Any], watch: Any) -> Measurement:
     if hasattr(trainer, "_generate_and_score_completions"):
         from autotune.script.child.rollouts import train_rollouts
 
-        fields, speed = train_rollouts(trainer, train, watch, ranks, progress)
+        meter, fields = train_rollouts(trainer, train, watch, ranks, progress)
     else:
-        fields, speed = _train_rows(trainer, train, watch, ranks, progress)
+        meter, fields = _train_rows(trainer, train, watch, ranks, progress)
+    if meter.result is None:
+        raise Unsupported("its training ended before its steps could be timed")
     figures = watch.memory.figures()
     limit = request.memory_limit_bytes
     beyond_bytes = beyond_limit(figures["peak_memory_bytes"], limit)
@@ -100,8 +102,11 @@ def measured(trainer: Any, train: Callable[[], Any], watch: Any) -> Measurement:
         memory_limit_bytes=limit,
         missing_bytes=beyond_bytes or None,
         engine=trainer.accelerator.distributed_type.value if ranks.processes > 1 else None,
+        last_loss=meter.last_loss,
+        gradient_norm=meter.gradient_norm,
+        processor_wait_share=meter.processor_wait_share,
         **fields,
-        **asdict(speed),
+        **asdict(meter.result),
         **figures,
     )
 
@@ -119,8 +124,8 @@ def _check_fields(args: Any, expected: dict[str, Any]) -> None:
 
 def _train_rows(
     trainer: Any, train: Callable[[], Any], watch: Any, ranks: Ranks, progress: Progress
-) -> tuple[dict[str, Any], Any]:
-    """Steps on rows of the data: fields of a measurement, and the speed."""
+) -> tuple[Any, dict[str, Any]]:
+    """Train a few steps on rows of the data; the meter, and fields of a measurement."""
     args, request = trainer.args, watch.request
     rows = row_lengths(trainer.train_dataset)
     count = 0 if rows is None else len(trainer.train_dataset)
@@ -154,17 +159,7 @@ def _train_rows(
     meter.expected, meter.order = request.expected, order
     meter.attach(trainer)
     train()
-    if meter.result is None:
-        raise Unsupported("its training ended before its steps could be timed")
-    return figures_of(meter, plan, len(meter.steps)), meter.result
-
-
-def figures_of(meter: Any, plan: Any, micro_steps: int) -> dict[str, Any]:
-    """Return what a meter saw besides the speed, as fields of a measurement."""
-    return {
-        "last_loss": meter.last_loss,
-        "gradient_norm": meter.gradient_norm,
-        "processor_wait_share": meter.processor_wait_share,
-        "micro_steps_measured": micro_steps,
+    return meter, {
+        "micro_steps_measured": len(meter.steps),
         "tokens_per_epoch": plan.tokens_per_epoch,
     }

@@ -5,7 +5,6 @@ from typing import Any
 
 from autotune.probe.rollout_meter import MAX_CYCLES, WARM_UP_CYCLES, RolloutMeter
 from autotune.process.progress import Progress
-from autotune.script.child.measure import figures_of
 from autotune.space.knobs import ACCUMULATION, COMPLETION, GENERATION_BATCH, GROUP, MICRO_BATCH
 from autotune.training.ranks import Ranks
 from autotune.training.registry import family
@@ -19,8 +18,8 @@ PROMPTS = 1000
 
 def train_rollouts(
     trainer: Any, train: Callable[[], Any], watch: Any, ranks: Ranks, progress: Progress
-) -> tuple[dict[str, Any], Any]:
-    """Return a few cycles of generation and update: fields of a measurement, and the speed.
+) -> tuple[Any, dict[str, Any]]:
+    """Train a few cycles of generation and update; the meter, and fields of a measurement.
 
     Raises:
         Unsupported: the prompts are a stream.
@@ -53,9 +52,11 @@ def train_rollouts(
     )
     with meter.follow(family("grpo"), trainer):
         train()
-    if meter.result is None:
-        raise Unsupported("its training ended before its steps could be timed")
-    return {**figures_of(meter, plan, meter.micro_steps), **meter.peaks}, meter.result
+    return meter, {
+        "micro_steps_measured": meter.micro_steps,
+        "tokens_per_epoch": plan.tokens_per_epoch,
+        **meter.peaks,
+    }
 
 
 def _tokens(tokenizer: Any, prompt: Any) -> int:

@@ -11,9 +11,10 @@ from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
 from autotune.estimate.records.events import ACTIVATIONS, WEIGHTS
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import AttentionRate, Bandwidth, Ceilings, MatmulRate
+from autotune.plain_data import from_plain
 from autotune.plan.candidates import estimates_of
 from autotune.plan.variants import variant_tasks
-from autotune.run.expectations import Expectations, expectations_from_plain
+from autotune.run.expectations import Expectations
 from autotune.run.opening import prior_of
 from autotune.search.record import Record
 from autotune.space.settings import settings
@@ -168,7 +169,7 @@ def test_what_follows_from_fewer_layers_is_less_easily_hopeless_however_many_pro
 def test_expectations_are_read_back_as_they_were():
     kept = expected(5, 10, 18, 19.4, 30, notes=("a note",), tokens_per_s=12.5, missing_bytes=7)
     plain = json.loads(json.dumps(kept.plain(), allow_nan=False))
-    again = expectations_from_plain(plain)
+    again = from_plain(Expectations, plain)
     assert (again.prior, again.limit_bytes) == (PRIOR, LIMIT)
     assert again.estimates.keys() == kept.estimates.keys()
     for key, estimate in kept.estimates.items():
