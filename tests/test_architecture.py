@@ -18,7 +18,7 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in FIL
 
 # A folder imports from those to its left, and from none beside it.
 ORDER = (
-    "errors units plain_data value_types < client < job < facts < space process < training"
+    "errors units plain_data < client < job < facts < space process < training"
     " < probe estimate < plan search < bundle < run < report < api trackers server doctor script"
     " < cli"
 )

@@ -5,17 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune.estimate.speed.ceilings import Bandwidth, OperatorRate
 from autotune.probe.protocol import OUTCOMES, Measurement
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
-from autotune.value_types import checked, matches
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -149,35 +145,3 @@ def test_a_probes_files_lie_in_its_folder(nasty_dir: Path) -> None:
     folder = ChildFolder(path=nasty_dir)
     names = ("request", "reply", "progress", "stdout", "stderr", "scratch")
     assert {getattr(folder, name).parent for name in names} == {nasty_dir}
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        ({"a": [1, 2.5]}, dict[str, list[int]]),
-        ({"a": 10**400}, dict[str, int]),
-        ({"a": [{"b": float("nan")}]}, dict[str, Any]),
-        (["\ud800"], list[Any]),
-        ((1, 2, 3), tuple[int, int]),
-        ({7: "x"}, Mapping[str, str]),
-        (True, int),
-        ("x", int | None),
-        ([Bandwidth(8, float("inf"))], list[Bandwidth]),
-        ([OperatorRate("aten::mm", "\ud800", 1.0)], list[OperatorRate]),
-        ([(8, 1.0)], list[Bandwidth]),
-        (Measurement(outcome="ok", reason="x", stages_s={"a": 1}), int),
-    ],
-)
-def test_a_value_of_another_kind_is_seen_however_deep(value: object, kind: Any) -> None:
-    assert not matches(value, kind)
-
-
-def test_values_of_their_kind_are_let_through() -> None:
-    assert matches({"a": [1, 2]}, dict[str, list[int]])
-    assert matches((Bandwidth(8, 1.0),), tuple[Bandwidth, ...])
-    assert matches((1, 2), tuple[int, int]) and matches(("a",) * 3, tuple[str, ...])
-    assert (
-        matches(3, float) and matches(None, int | None) and matches({"a": [None]}, dict[str, Any])
-    )
-    measurement = Measurement(outcome="ok", reason="x", stages_s={"a": 1.5})
-    assert checked(measurement, Measurement) is measurement
