@@ -1,1 +1,1 @@
-"""What a space should take."""
+"""Plans: the memory and the speed that are expected of the candidates of a space."""

@@ -1,4 +1,4 @@
-"""What a plan comes to: the configuration to use, what limits it, what was assumed. Pure."""
+"""The result of a plan: the configuration to use, what limits it, what was assumed. Pure."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ GPUs nothing was measured."""
 
 
 def speed_error(estimate: Estimate, facts: Facts) -> float | None:
-    """Return how far the speed of an estimate may be off, as a share of it; None: nobody knows.
+    """Return the relative error of the speed of an estimate; None: it is not known.
 
     Copies and exchange were never measured: they may be hidden altogether, or take twice as long.
     """
@@ -35,7 +35,7 @@ def speed_error(estimate: Estimate, facts: Facts) -> float | None:
 
 _MOST_MOVED = 0.99
 WORTH_NAMING = 1.02
-"""How much faster something has to be for the answer to say what keeps it from being used."""
+"""Relative gain in speed from which on the answer says what keeps a candidate from being used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Answer:
         faster: the fastest choice that would be faster, but is not safe: memory limits the answer.
         epoch_s: seconds of an epoch, by estimate.
         job_s: of the whole job, without evaluation and saving.
-        alternative: the same candidate with weights in bfloat16, where they are in float32 because
-            nobody chose.
+        alternative: the same candidate with weights in bfloat16, where they are in float32 by
+            default.
         packages: what it needs that is not on this machine.
     """
 
@@ -93,8 +93,8 @@ def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
 
 
 def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
-    """Return the candidate with weights in bfloat16; None where nobody left them in float32, and
-    for DeepSpeed, which computes with weights in the job's precision whatever they are loaded
+    """Return the candidate with weights in bfloat16; None where they are not in float32 by default,
+    and for DeepSpeed, which computes with weights in the job's precision whatever they are loaded
     as."""
     names = {*job.fixed, *job.recipe, *job.training}
     if "dtype" in names or candidate.values.get("dtype") != "float32":
@@ -107,8 +107,8 @@ def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
 def training_s(
     job: Job, facts: Facts, candidate: Candidate, estimate: Estimate
 ) -> tuple[float | None, float | None]:
-    """Return seconds of (an epoch, the whole job), without evaluation and saving; None: not
-    known."""
+    """Return (seconds of an epoch, seconds of the whole job), without evaluation and saving; None:
+    not known."""
     if estimate.step_time_s is None or estimate.tokens_per_s is None:
         return None, None
     chosen = settings(job, facts, candidate)

@@ -1,4 +1,4 @@
-"""What plans have found, kept in the user's cache folder: the second plan is instant.
+"""The results of plans, kept in the user's cache folder: the second plan is instant.
 
 `ceilings/` holds what was measured of this machine's devices; `traces/` traced variants, by the
 shape of the model, the knobs that matter and the versions; `plans/` whole plans. Everything in it
@@ -31,25 +31,26 @@ from autotune.space.definition import SpaceDefinition
 
 SCHEMA = 4
 NO_ANSWER = "the trace ended without an answer"
-"""Begins the problem of a trace that may go through another time."""
+"""Start of the problem text of a trace that may succeed another time."""
 _MACHINE = ("OSError", "PermissionError", "FileNotFoundError")
-"""Begin the problem of a trace for which the machine is to blame."""
+"""Starts of the problem texts of traces that failed because of the machine."""
 _SHARED = ("shapes", "copied_shapes", "optimizer_work")
-"""Fields of a reply that engines by formula have from one and the same trace."""
+"""Fields of a reply that engines by formula take from one and the same trace."""
 _TEXTS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
 _WORDS = ("added_tokens", "chat_template", "merges", "special_tokens", "tokenizer", "vocab")
-"""What reading JSON raises that is not what was written."""
+"""Suffixes of the texts that describe a model, and starts of the names of those that lie beside a
+single file."""
 
 
 @functools.cache
 def code_version() -> str:
-    """Return the version, and a digest of the code that estimates follow from: other code, other
+    """Return the version, and a digest of the code that decides about estimates: other code, other
     plans."""
     return f"{__version__}+{_digest('estimate', 'training', 'facts', 'space')}"
 
 
 def _digest(*folders: str) -> str:
-    """Of the code in some folders of the package."""
+    """Return a digest of the code in some folders of the package."""
     digest = hashlib.sha256()
     for folder in folders:
         for file in sorted((Path(__file__).parents[1] / folder).rglob("*")):
@@ -66,7 +67,7 @@ class PlanCache:
 
     @classmethod
     def of_user(cls) -> "PlanCache":
-        """In the user's cache (`process/files.py`)."""
+        """Return the cache of plans in the user's cache folder (`process/files.py`)."""
         return cls(path=user_cache())
 
     def make(self, name: str = "") -> None:
@@ -80,12 +81,12 @@ class PlanCache:
 
     @property
     def traces(self) -> Path:
-        """Where children keep traces."""
+        """The folder in which children keep traces."""
         return self.path / "traces"
 
     def key(self, job: Job, definition: SpaceDefinition, device: str | None) -> str | None:
-        """Return what a plan depends on; None where that cannot be told (a hub's files, a device
-        that is here).
+        """Return what a plan depends on; None where that is not known (a hub's files, a device of
+        this machine).
 
         A device of this machine is looked at each time: its free memory is never remembered.
         """
@@ -107,7 +108,7 @@ class PlanCache:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def read(self, key: str) -> tuple[Facts, list[EstimateReply]] | None:
-        """Return a plan that was made before; None where there is none that can be read."""
+        """Return a plan that was made before; None where no readable one exists."""
         data: Any = read_json(self.path / "plans" / f"{key}.json")
         with contextlib.suppress(*NONSENSE):
             shared = [
@@ -121,8 +122,8 @@ class PlanCache:
         return None
 
     def write(self, key: str, facts: Facts, replies: Sequence[EstimateReply]) -> None:
-        """Keep a plan, unless the machine failed a trace of it or somebody ended that. A full or
-        read-only disk only costs the next plan its speed."""
+        """Keep a plan, unless a trace of it failed because of the machine or was ended from
+        outside. A full or read-only disk only costs the next plan its speed."""
         problems = [reply.problem or reply.engine_problem or "" for reply in replies]
         if any(NO_ANSWER in problem or problem.startswith(_MACHINE) for problem in problems):
             return
@@ -146,7 +147,8 @@ class PlanCache:
             write_json(file, to_plain(measured))
 
     def _ceilings_file(self, device: str) -> Path:
-        """Return one for each device, number of cores and torch: these decide its rates."""
+        """Return the file of ceilings of a device with these cores and this torch: they decide its
+        rates."""
         torch = stack.installed().versions.get("torch")
         identity = (SCHEMA, device, cores(), torch)
         name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
@@ -154,7 +156,7 @@ class PlanCache:
 
 
 def _plain_replies(replies: Sequence[EstimateReply]) -> dict[str, Any]:
-    """Replies as JSON data; what several have is written once, and they say where."""
+    """Return replies as JSON data: what several share is written once, and each refers to it."""
     places: dict[int, int] = {}
     shared: list[Any] = []
     plain = []
@@ -183,8 +185,8 @@ def _shapes(plain: Sequence[Any]) -> list[ShapeWork]:
 
 
 def _model(job: Job) -> list[str] | None:
-    """Return what a model's files say; a built-in shape, where no tokenizer is needed; None: a
-    hub's, or files that are not read (pipes, or too large)."""
+    """Return what identifies a model: digests of its files, or a built-in shape where no tokenizer
+    is needed; None: a model of a hub, or files that are not read (pipes, or too large)."""
     if Path(job.model).exists():
         return _contents(Path(job.model))
     known = known_model(job.model) if isinstance(job.dataset, NoData) else None
@@ -192,7 +194,8 @@ def _model(job: Job) -> list[str] | None:
 
 
 def _contents(model: Path) -> list[str] | None:
-    """Return the texts that say what a model is (its weights do not matter); None: not read."""
+    """Return digests of the texts that describe a model (its weights do not matter); None: not
+    read."""
     is_file = model.is_file()  # the tokenizer may lie beside it
     folder = model.parent if is_file else model
     files = sorted(folder.iterdir()) if folder.is_dir() else []

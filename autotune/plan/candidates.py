@@ -27,10 +27,11 @@ from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, 
 from autotune.training.rollout_plan import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20
-"""What a process with the stack holds (447 MiB were seen), where no child could tell."""
+"""Memory that a process with the stack holds (447 MiB were measured), where no child measured
+it."""
 
 KnownSpeeds = dict[tuple[int, ...], tuple[Ceilings, VariantSpeed]]
-"""Speeds of variants by the identity of the work that they follow from, as works are long."""
+"""Speeds of variants, by the identity of their work: a work is too long for a key."""
 
 
 def estimates_of(
@@ -64,8 +65,8 @@ def estimates_of(
 def speed_of(
     method: str, reply: EstimateReply, ceilings: Ceilings | None, known: KnownSpeeds
 ) -> VariantSpeed | RolloutTime | None:
-    """Return what tells the speeds of a variant's points; None: the ceilings are not known, or the
-    variant could not be traced.
+    """Return the speeds of a variant's points; None: the ceilings are not known, or the variant
+    could not be traced.
 
     By formula, a dozen engines have the very work that was traced without one: what was worked out
     for one of them serves the others.
@@ -91,8 +92,8 @@ class _Answer:
 
 
 def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
-    """Return memory of a process, then its speed, then what processes take of links, server and
-    host."""
+    """Return an estimate: first the memory of a process, then its speed, then the needs of links,
+    server and host."""
     estimate = _of_process(answer, member, limit)
     estimate = _with_speed(estimate, answer, member)
     estimate = with_emptied_cache(estimate, member.settings)
@@ -103,7 +104,7 @@ def _estimate(answer: _Answer, member: Member, limit: int) -> Estimate:
 
 
 def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
-    """Return what one process takes on its device: from the member's point, or by formula."""
+    """Return the estimate of one process on its device: from the member's point, or by formula."""
     reply, settings = answer.reply, member.settings
     device, devices = settings.facts.device, settings.job.devices.total
     residual = prior_residual(device, reply.process_bytes, devices)
@@ -146,8 +147,8 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
 
 
 def with_emptied_cache(estimate: Estimate, settings: Settings) -> Estimate:
-    """Return an estimate that says where the time to give back the allocator's cache is not in
-    it."""
+    """Return an estimate with a note where it leaves out the time of emptying the allocator's
+    cache."""
     if not settings.config.get("torch_empty_cache_steps"):
         return estimate
     return without_cost(estimate, "emptying the cache")
@@ -167,8 +168,8 @@ def _with_host(estimate: Estimate, answer: _Answer, member: Member) -> Estimate:
 
 
 def formulas_of(settings: Settings, *, by_formula: bool = False) -> tuple[str, ...]:
-    """Return what of a way to spread a training is not traced, by the names of its fields: of
-    methods that generate, and of others where the reply says so."""
+    """Return the parts of a sharding that are not traced, by the names of its fields: for methods
+    that generate, and for others where the reply names them."""
     sharding, kind = settings.sharding, settings.sharding.distributed_type
     traced = engine_is_traced(settings.job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
@@ -178,7 +179,8 @@ def formulas_of(settings: Settings, *, by_formula: bool = False) -> tuple[str, .
 
 
 def reference_logps(settings: Settings) -> float:
-    """Return what is computed once before the training, as a share of the training's time.
+    """Return the time of what is computed once before the training, as a share of the training's
+    time.
 
     The forward passes of a reference over the data, as a part of those of a micro-step: a third
     for DPO (a quarter with checkpointing), a half for KTO, which has two. Known error: it counts

@@ -25,13 +25,13 @@ LIMITS = Limits(wall_s=1800.0, stall_s=1800.0)
 MOST_AT_ONCE = 8
 """Each trace takes the memory of a model's shapes, and some hundred MiB."""
 PROCESS_STEP = 32 * 2**20
-"""Bytes that the size of a fresh process is rounded up to: it differs by some pages from one to the
-next, and a plan of the same job is to say the same."""
+"""Step in bytes to which the size of a fresh process is rounded up: it differs by some pages from
+one to the next, and two plans of the same job must not differ."""
 
 
 @contextlib.contextmanager
 def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
-    """Give the process that children are forked from; it begins with the first.
+    """Yield the server process that children are forked from; it starts with the first child.
 
     Args:
         folder: where its log goes.
@@ -46,7 +46,7 @@ def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
 
 
 class _Count:
-    """The candidates that are estimated so far, of tasks that are answered in several threads."""
+    """A count of the candidates that are estimated so far, while several threads answer tasks."""
 
     def __init__(self, tasks: Sequence[VariantTask], progress: Progress) -> None:
         self._progress, self._lock = progress, threading.Lock()
@@ -54,27 +54,28 @@ class _Count:
         progress.estimated(0, self._of)
 
     def add(self, candidates: int) -> None:
-        """Add candidates that are estimated now."""
+        """Add candidates that have now been estimated."""
         with self._lock:
             self._done += candidates
             self._progress.estimated(self._done, self._of)
 
 
 class _TaskCount:
-    """The points of one task that are estimated so far; several candidates may share one."""
+    """A count of the points of one task that are estimated so far; several candidates may share
+    one."""
 
     def __init__(self, task: VariantTask, count: _Count) -> None:
         self._task, self._count, self._counted = task, count, 0
 
     def watch(self, event: dict[str, Any]) -> None:
-        """Count a point that the child tells of."""
+        """Count a point that the child reports."""
         if event.get("event") == POINT:
             candidates = sum(member.place == event["index"] for member in self._task.members)
             self._counted += candidates
             self._count.add(candidates)
 
     def ended(self) -> None:
-        """Count what the child did not tell of: it has ended."""
+        """Count the points that the child did not report, as it has ended."""
         left = len(self._task.members) - self._counted
         if left:
             self._count.add(left)
@@ -130,7 +131,8 @@ def traced_in_children(
 def _in_child(
     task: VariantTask, server: ChildServer, path: Path, count: _TaskCount, stopped: threading.Event
 ) -> EstimateReply:
-    """Return the reply to a task; once more where somebody else ended it, unless the user did."""
+    """Return the reply to a task; try once more where its child was ended from outside, but not by
+    the user."""
     folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
@@ -158,6 +160,6 @@ def _last_words(folder: ChildFolder) -> str:
 
 
 def untraced(problem: str) -> EstimateReply:
-    """Return the reply of a variant that cannot be traced: what is on it is estimated by
+    """Return the reply of a variant that cannot be traced: its candidates are estimated by
     formula."""
     return EstimateReply(process_bytes=0, problem=problem)

@@ -1,4 +1,4 @@
-"""The candidates of a plan, folded into the choices that a person tells apart. Pure."""
+"""The candidates of a plan, folded into choices. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ CHECKPOINTING = "gradient_checkpointing"
 SAFE = 0.05
 """A candidate is safe where it runs out of memory with at most this probability."""
 AS_FAST = 0.01
-"""Of candidates whose speeds differ by less, the simplest stands for its choice."""
+"""Relative difference in speed below which the simplest candidate stands for its choice."""
 _ALWAYS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES)
 _OF_VLLM = (USE_VLLM, VLLM_MODE, TENSOR_PARALLEL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A way to train that a person tells apart, as the best of its candidates.
+    """A way to train, as the best of its candidates.
 
     Attributes:
         candidate: the fastest that is safe; else the fastest that fits; else the leanest.
@@ -56,7 +56,8 @@ def is_safe(estimate: Estimate) -> bool:
 
 
 def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, float, int]:
-    """Return what sorts estimates: the safe first, then what fits; the fastest, then the leanest.
+    """Return the sort key of an estimate: the safe first, then what fits; the fastest, then the
+    leanest.
 
     What is about as fast comes before something of which a cost is not known, and before what keeps
     a part of the training on the host, too.
@@ -71,8 +72,8 @@ def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, fl
 
 
 def leanness(pair: tuple[Candidate, Estimate]) -> tuple[bool, int, tuple[Any, ...]]:
-    """Return what sorts candidates by the memory they take, bounds last; where estimates are the
-    same, by what they should take."""
+    """Return the sort key of a candidate by its memory, bounds last; where estimates are the same,
+    by the memory that it should take."""
     candidate, estimate = pair
     return estimate.at_least, estimate.peak_memory_bytes, expected_leanness(candidate)
 
@@ -101,7 +102,7 @@ def choices(
 
 
 def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[str, ...]:
-    """Return what a person tells candidates apart by: those of one key are one choice."""
+    """Return the key of a candidate's choice: candidates with one key are one choice."""
     names = [*_ALWAYS, *_OF_VLLM]
     names += [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
     return (
@@ -111,9 +112,9 @@ def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[
 
 
 def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:
-    """Return the choice of a group. Of those that are as fast, one whose costs are all known; then
-    one that was traced as it is; then one with the fewest settings that are not the stack's own;
-    then the leanest."""
+    """Return the choice of a group: among equally fast ones, the candidate whose costs are all
+    known, then one that was traced as it is, then the one with the fewest settings that are not the
+    stack's own, then the leanest."""
 
     def simplicity(pair: tuple[Candidate, Estimate]) -> tuple[bool, bool, int, int]:
         candidate, estimate = pair
@@ -125,8 +126,8 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
     if not estimate.fits:
         candidate, estimate = min(group, key=leanness)
     elif enough:
-        alike = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
-        near = [pair for pair in alike if (pair[1].tokens_per_s or 0.0) >= enough]
+        equally_good = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
+        near = [pair for pair in equally_good if (pair[1].tokens_per_s or 0.0) >= enough]
         candidate, estimate = min(near, key=simplicity)
     unsafe = max(
         (pair for pair in group if not is_safe(pair[1]) and pair[1].tokens_per_s),
@@ -137,18 +138,18 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
 
 
 def shortened(folded: Sequence[Choice], most: int, devices: int) -> list[Choice]:
-    """Return the best choices, at most so many, the best of each sharding among them."""
-    firsts: dict[str, Choice] = {}
+    """Return at most `most` of the best choices, the best of each sharding among them."""
+    best_by_sharding: dict[str, Choice] = {}
     for choice in folded:
         sharding = engine_name(sharding_of(choice.candidate.values, devices))
-        firsts.setdefault(sharding, choice)
-    kept = list(firsts.values())[:most]
+        best_by_sharding.setdefault(sharding, choice)
+    kept = list(best_by_sharding.values())[:most]
     rest = [choice for choice in folded if choice not in kept]
     chosen = {id(choice) for choice in [*kept, *rest[: most - len(kept)]]}
     return [choice for choice in folded if id(choice) in chosen]
 
 
 def differing(candidate: Candidate, default: Candidate, space: SearchSpace) -> dict[str, KnobValue]:
-    """Return the free knobs in which a candidate is not what the stack does when nobody chooses."""
+    """Return the free knobs in which a candidate differs from the stack's defaults."""
     free = {knob.name for knob in space.free_knobs}
     return {name: value for name, value in candidate.differences(default).items() if name in free}

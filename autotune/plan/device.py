@@ -1,5 +1,5 @@
-"""The device that a plan is made for, here or of a kind that is not: its facts, its limit, and its
-rates, tabled for one that is not here and measured once on one that is."""
+"""The device that a plan is made for, of this machine or of another: its facts, its limit, and its
+rates, taken from a table for another machine and measured once on this one."""
 
 import dataclasses
 from pathlib import Path
@@ -23,14 +23,14 @@ from autotune.space.settings import threads
 
 CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
 BUSY = 0.05
-"""Rates that were measured while threads waited so much of the time are used once only."""
+"""Share of waiting time above which measured rates are not kept: they are used once only."""
 WORTH_MEASURING = 16
-"""From so many candidates on, a device's rates are measured (once) to rank them."""
+"""Number of candidates from which on a device's rates are measured (once) to rank them."""
 
 
 def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
-    """Return the job as it can be surveyed here, and the kind of device to put in place of this
-    one.
+    """Return the job as it can be surveyed here, and the kind of device that takes the place of
+    this one.
 
     Raises:
         UserError: no such kind.
@@ -46,8 +46,8 @@ def placed(job: Job, device: str | None) -> tuple[Job, DeviceKind | None]:
 def planned_facts(
     job: Job, run: RunFolder, server: ChildServer, kind: DeviceKind | None, *, assume: bool = True
 ) -> Facts:
-    """Return what a plan starts from: the survey, in which a model's shape is enough, for such a
-    device.
+    """Return the facts that a plan starts from: a survey, in which a model's shape is enough, for
+    such a device.
 
     Args:
         assume: whether every package is taken to be on its machine, installed here or not.
@@ -76,7 +76,7 @@ def device_facts(facts: Facts, kind: DeviceKind | None, *, assume: bool = True) 
 
 
 def planned_limit(job: Job, facts: Facts) -> int:
-    """Return bytes a process may take on the device of the facts, here or not."""
+    """Return the bytes that a process may take on the device of the facts, here or not."""
     if facts.device.driver is not None:
         return memory_limit(job, facts.device)
     # A plan may be made while this machine is in use: all that it has counts. What a GPU has when
@@ -93,7 +93,8 @@ def planned_limit(job: Job, facts: Facts) -> int:
 
 
 def allocator_limit(job: Job, facts: Facts, limit: int) -> int:
-    """Return what the caching allocator may reserve where the process may take `limit`."""
+    """Return the bytes that the caching allocator may reserve where the process may take
+    `limit`."""
     if facts.device.kind != "cuda":
         return limit
     return max(limit - round(prior_residual(facts.device, 0, job.devices.total).offset_bytes), 1)
@@ -109,7 +110,7 @@ def ceilings_of(
     *,
     worth_measuring: bool = True,
 ) -> Ceilings | None:
-    """Return the ceilings of the device: tabled for one that is not here, else measured once.
+    """Return the ceilings of the device: from a table for another machine, else measured once.
 
     Args:
         folder: for the files of the measurement.

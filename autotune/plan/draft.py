@@ -73,7 +73,7 @@ class Draft:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """These candidates as a person tells them apart, the best first."""
+        """The choices among these candidates, the best first."""
         space, devices = self.space, self._estimator.job.devices.total
         pairs = [(candidate, self.estimates[candidate.key]) for candidate in space.candidates]
         return tuple(choices(space, pairs, devices))
@@ -102,7 +102,7 @@ class Draft:
 
     def _look_first(self) -> bool:
         """Estimate the leanest candidates with and without checkpointing before all others: where
-        the method generates, a variant takes long. Their traces are found again.
+        the method generates, a variant takes long. Their traces are kept for later.
 
         Returns:
             Whether one fits. If none does, what is larger needs no trace, where all candidates are
@@ -131,7 +131,7 @@ class Draft:
         self._estimator.replies(tasks, receive)
 
     def _show(self) -> None:
-        """Show the best choice, if it fits and is another than before."""
+        """Show the best choice, if it fits and differs from the last one."""
         best = self.choices[0]
         if best.estimate.fits and best.candidate.key != self._shown:
             self._shown = best.candidate.key
@@ -142,7 +142,7 @@ class Draft:
 def next_wave(
     candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], named: Collection[str]
 ) -> list[Candidate]:
-    """Return the candidates to estimate next, with what is known of the others; none: that is all.
+    """Return the candidates to estimate next, given the estimates of others; none: it is done.
 
     Args:
         estimates: by key.
@@ -159,7 +159,7 @@ def next_wave(
 def _next_of(
     family: list[Candidate], estimates: Mapping[str, Estimate], searched: Collection[str]
 ) -> list[Candidate]:
-    """Return the candidates with the most at once of which nothing is known; none: one with more is
+    """Return the unknown candidates that generate most at once; none: one that generates more is
     safe."""
     amounts: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in family:

@@ -1,5 +1,5 @@
-"""What is known of the tasks of a plan, one record each, and what the trace of one engine says of
-the most similar others. Pure.
+"""The record of each task of a plan, and what the trace of one engine implies for the most similar
+others. Pure.
 
 By formula an engine computes as copies do. Traced, it does not: DeepSpeed and FSDP2 hold weights
 of 16 bits, which copies cast from 32 bits in each step. What one of them computes, another computes
@@ -16,7 +16,8 @@ from autotune.plan.variants import VariantTask
 from autotune.space.sharding.sharding import Sharding
 
 Rank = tuple[bool, float]
-"""(does not fit, less tokens/s, or where it does not fit more bytes): the least comes first."""
+"""The rank of a task: (does not fit, less tokens/s, or where it does not fit more bytes); the least
+is first."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,7 +43,7 @@ class TaskRecord:
 
     @functools.cached_property
     def sharding(self) -> Sharding:
-        """What its devices divide among themselves."""
+        """The sharding of the training among its devices."""
         return self.task.request.parsed_sharding
 
     @property
@@ -61,8 +62,8 @@ class TaskRecord:
         self.reply = traced if self.formula is None else best_reply(self.formula, traced)
 
     def expected(self) -> EstimateReply | None:
-        """Return what the trace of its nearest lets expect: the same work, and memory that is as
-        far from its formula; None: nothing of its library was traced."""
+        """Return the reply that the trace of its nearest task lets expect: the same work, and
+        memory that is as far from its formula; None: no task of its library was traced."""
         if self.nearest is None or self.nearest.kind != self.kind:
             return None
         assert self.formula is not None and self.nearest.formula is not None
@@ -81,7 +82,7 @@ class TaskRecord:
 
 
 def best_reply(formula: EstimateReply, traced: EstimateReply) -> EstimateReply:
-    """Return an engine's reply, its times on the curves of copies; by formula still, where it
+    """Return an engine's reply with its times on the curves of copies; still by formula where it
     cannot be traced."""
     if traced.problem is not None and formula.problem is None:
         return dataclasses.replace(formula, engine_problem=traced.problem)
@@ -104,7 +105,8 @@ def nearest_traced(record: TaskRecord, records: Iterable[TaskRecord]) -> TaskRec
 
 
 def first_of_kinds(records: Sequence[TaskRecord]) -> list[TaskRecord]:
-    """Return the first of each kind: the others can wait for what its trace says of them."""
+    """Return the first task of each kind: the others can wait for what its trace implies for
+    them."""
     first: dict[object, TaskRecord] = {}
     for record in records:
         first.setdefault(record.kind, record)
@@ -122,7 +124,8 @@ def with_work_of(formula: EstimateReply, traced: EstimateReply) -> EstimateReply
 
 
 def _corrected(answer: PointReply, traced: PointReply, by_formula: PointReply) -> PointReply:
-    """Return an answer by formula, corrected by how far another one's trace is from its own."""
+    """Return an answer by formula, corrected by how far the trace of another differs from its
+    formula."""
     if traced.at_least:
         return answer
     excess = traced.peak_reserved_bytes - by_formula.peak_reserved_bytes

@@ -1,4 +1,4 @@
-"""Which traces a plan makes, and what they say of its candidates.
+"""The traces that a plan makes, and what they imply for its candidates.
 
 Where an engine spreads the training, each way through the program is traced with data parallelism
 first: how a step's time grows with its shape, no engine changes much, and every engine is estimated
@@ -46,15 +46,16 @@ from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
 MOST_SETTLED = 3
-"""So often all layers are traced, where that puts another candidate first."""
+"""Number of times that all layers are traced, where that puts another candidate first."""
 _OWN = ("points", "sharding", "deepspeed", "config")
-"""What differs between tasks of one base; of the configuration, only the variant counts."""
+"""Fields that differ between tasks of one base; of the configuration, only the variant counts."""
 Trace = Callable[
     [Sequence[VariantTask], str, Callable[[int, EstimateReply], None] | None], list[EstimateReply]
 ]
-"""Traces tasks in children, in a folder of that name; hands each reply on as it comes."""
+"""A function that traces tasks in children, in a folder of that name, and hands each reply on as it
+comes."""
 Report = Callable[[Mapping[int, EstimateReply]], None]
-"""Receives replies, by the place of their task, in place of earlier ones."""
+"""A function that receives replies, by the place of their task, in place of earlier ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +133,11 @@ class EngineTraces:
             self._report({record.number: record.reply for record in records})
 
     def trace_without_engines(self) -> None:
-        """Answer for all engines by formula, from traces without one."""
+        """Answer for all engines by formula, from traces without an engine."""
         tasks = [record.task for record in self.records]
         shared = bases(tasks)
 
-        def hear(place: int, reply: EstimateReply) -> None:
+        def receive(place: int, reply: EstimateReply) -> None:
             answered_records = []
             for number, formula in formula_replies(shared[place], reply, tasks):
                 record = self.records[number]
@@ -145,20 +146,20 @@ class EngineTraces:
                 answered_records.append(record)
             self._tell(answered_records)
 
-        self._trace([base.task for base in shared], "copies", hear)
+        self._trace([base.task for base in shared], "copies", receive)
 
     def trace(self, records: Sequence[TaskRecord]) -> None:
         """Trace these tasks, with their engines."""
 
-        def hear(place: int, reply: EstimateReply) -> None:
+        def receive(place: int, reply: EstimateReply) -> None:
             records[place].receive(reply)
             self._tell([records[place]])
 
         first = min((record.number for record in records), default=0)
-        self._trace([record.task for record in records], f"from-{first}", hear)
+        self._trace([record.task for record in records], f"from-{first}", receive)
 
     def trace_first(self) -> None:
-        """Trace engines until those of the first tasks are."""
+        """Trace engines until those of the first tasks are traced."""
         self._rank()
         while chosen := to_trace(self.records, self._budget.effort):
             self.trace(first_of_kinds(chosen))
@@ -172,12 +173,14 @@ class EngineTraces:
             self._rank()
 
     def settle(self) -> None:
-        """Trace all layers of the first candidate, until one is the first with all of them; of
-        its processes the one that needs most counts."""
+        """Trace all layers of the first candidate, until the first one has all of them traced;
+        among its processes the one that needs most counts."""
         settled: set[tuple[int, int]] = set()
         for _ in range(MOST_SETTLED):
-            firsts = [(record, *self._first(record, record.reply)) for record in self.records]
-            record, _, member = min(firsts, key=lambda first: first[1])
+            first_candidates = [
+                (record, *self._first(record, record.reply)) for record in self.records
+            ]
+            record, _, member = min(first_candidates, key=lambda first: first[1])
             task, reply, place = record.task, record.reply, member.place
             if not task.engine or reply.problem is not None or reply.by_formula:
                 return
@@ -227,7 +230,7 @@ class EngineTraces:
     def _first(
         self, record: TaskRecord, reply: EstimateReply, *, ruled_out: float = RULED_OUT
     ) -> tuple[Rank, Member]:
-        """Return how a task's first candidate ranks by this reply, and that candidate."""
+        """Return (the rank of a task's first candidate by this reply, that candidate)."""
         task = representatives(record.task)
         estimates = self._budget.estimates(task, reply)
         ranked = [

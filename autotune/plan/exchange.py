@@ -1,5 +1,5 @@
-"""What a candidate's processes exchange on the links of its devices, what paged optimizers move
-between a GPU and its host, and what a vLLM server needs of its own. Pure."""
+"""The data that a candidate's processes exchange on the links of its devices, that paged optimizers
+move between a GPU and its host, and the needs of a vLLM server. Pure."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -33,7 +33,8 @@ NOT_MOVED = "the time to move and update what is offloaded is not counted"
 
 
 def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int:
-    """Return how many parameters of the policy have gradients; of adapters a rough count."""
+    """Return the number of parameters of the policy that have gradients; a rough count for
+    adapters."""
     if job.tuning == "full":
         return facts.model.parameters
     hidden, layers = facts.model.hidden_size or 1024, facts.model.layers or 1
@@ -41,8 +42,8 @@ def trained_parameters(job: Job, facts: Facts, config: Mapping[str, Any]) -> int
 
 
 def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
-    """Return an estimate with the time that several devices need for one another, or one to move
-    what is offloaded; where nothing is known of their links, with a note that it is not counted."""
+    """Return an estimate with the time of the exchange among several devices, or of moving what is
+    offloaded; where the links are not known, with a note that it is not counted."""
     count, sharding, nodes = settings.processes, settings.sharding, settings.job.devices.nodes
     if not sharding.in_group:
         return estimate
@@ -69,14 +70,14 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
 
 
 def without_cost(estimate: Estimate, cost: str) -> Estimate:
-    """Return an estimate that says of its speed that this cost is not in it."""
+    """Return an estimate that notes that its speed leaves out this cost."""
     if estimate.step_time_s is None:
         return estimate
     return dataclasses.replace(estimate, left_out=(*estimate.left_out, cost))
 
 
 def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:
-    """Return an estimate whose optimizer step takes so many seconds more, which nothing hides."""
+    """Return an estimate whose optimizer step takes `seconds` more, which nothing hides."""
     assert estimate.step_time_s is not None
     step, tokens, parts = estimate.step_time_s + seconds, estimate.tokens_per_s, estimate.time_parts
     if parts is not None:
@@ -91,8 +92,8 @@ def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:
 
 
 def optimizer_steps(candidate: Candidate) -> int:
-    """In one step as its trainer counts: PPO's is an update, in which each pass over the responses
-    ends with one (search_spaces/ppo.yaml)."""
+    """Return the number of optimizer steps in one step of the trainer: a step of PPO is an update,
+    in which each pass over the responses ends with one (search_spaces/ppo.yaml)."""
     epochs = candidate.values.get("num_ppo_epochs")
     return epochs if isinstance(epochs, int) else 1
 
@@ -103,13 +104,13 @@ def is_wide(config: Mapping[str, Any]) -> bool:
 
 
 def computed_bytes(config: Mapping[str, Any]) -> int:
-    """Return bytes of a weight in the type that is computed in."""
+    """Return the bytes of a weight in the type of the computation."""
     half = bool(config.get("bf16") or config.get("fp16"))
     return 4 if is_wide(config) and not half else 2
 
 
 def exchanged(settings: Settings) -> Exchange:
-    """Return what is exchanged for a candidate."""
+    """Return the data that a candidate exchanges."""
     job, facts, config, sharding = settings.job, settings.facts, settings.config, settings.sharding
     wide, narrow = is_wide(config), computed_bytes(config)
     trained = trained_parameters(job, facts, config)
@@ -141,7 +142,8 @@ def host_rate(facts: Facts) -> float:
 
 
 def _still_gathered(settings: Settings) -> int:
-    """Weights that ZeRO-3 leaves gathered for the backward pass: up to `stage3_max_reuse_distance`.
+    """Return how many weights ZeRO-3 leaves gathered for the backward pass: up to
+    `stage3_max_reuse_distance`.
 
     So it was in traces of a model of 19 million, with that distance (all stayed), with 14 (12
     stayed), 10 (12) and 5 million (5); of adapters with checkpointing nothing stayed.
@@ -151,7 +153,7 @@ def _still_gathered(settings: Settings) -> int:
     return min(settings.facts.model.parameters, MAX_REUSE_DISTANCE)
 
 
-def _inside(links: Interconnect | None) -> float:
+def _inner_rate(links: Interconnect | None) -> float:
     """Return bytes per second from a device to the next one of its machine."""
     inside = links and (links.nvlink_bytes_per_s or links.pcie_bytes_per_s)
     return inside or UNKNOWN_LINK
@@ -164,7 +166,7 @@ def _between_devices(links: Interconnect | None, job: Job, processes: int) -> fl
     another one (NCCL's channels), so that all of a machine's cards together are what its devices'
     own links are held against; the slower of the two counts.
     """
-    inside = _inside(links)
+    inside = _inner_rate(links)
     if job.devices.nodes == 1:
         return inside
     network = links and links.network_bytes_per_s
@@ -198,7 +200,7 @@ def with_paging(estimate: Estimate, settings: Settings) -> Estimate:
 
 
 def moments_bytes(job: Job, facts: Facts, lora_r: int | None, optim: str) -> int:
-    """Return bytes of the moments: of a byte each with `8bit`, but of embeddings, else of four."""
+    """Return the bytes of the moments: one byte each with `8bit`, but for embeddings, else four."""
     moments = next((n for word, n in MOMENTS.items() if word in optim), 2)
     trained = trained_parameters(job, facts, {"lora_r": lora_r})
     if "8bit" not in optim:
@@ -211,8 +213,8 @@ def moments_bytes(job: Job, facts: Facts, lora_r: int | None, optim: str) -> int
 
 
 def with_server(estimate: Estimate, settings: Settings) -> Estimate:
-    """Return an estimate of the devices that train, with what the server needs of its own: the
-    candidate fits where both do."""
+    """Return an estimate of the devices that train, with the needs of the server: the candidate
+    fits where both do."""
     needs = server_needs(settings.job, settings.facts, settings.candidate.values)
     if needs is None:
         return estimate

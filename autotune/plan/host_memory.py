@@ -1,5 +1,5 @@
-"""What a candidate's processes are expected to take of the host together, and whether it has that.
-Pure.
+"""The memory that a candidate's processes are expected to take of the host together, and whether it
+has that. Pure.
 
 Counted: what a process with the training stack holds, once for each; what offloading keeps there
 (by the trace of the engine where there is one, else by `estimate/formula/offload.py`); under FSDP
@@ -27,8 +27,8 @@ from autotune.space.sharding.sharding import FSDP
 from autotune.units import format_bytes
 
 UNSURE = 0.1
-"""Standard deviation of what is expected of the host, relative. Assumed: none has been measured on
-a machine with GPUs."""
+"""Relative standard deviation of the memory expected of the host. Assumed: none has been measured
+on a machine with GPUs."""
 
 
 def with_host(
@@ -38,7 +38,7 @@ def with_host(
     process_bytes: int,
     traced_bytes: int | None,
 ) -> Estimate:
-    """Return an estimate with what it takes of the host; `fits` only where the host has that, too.
+    """Return an estimate with its memory on the host; `fits` only where the host has that, too.
 
     Args:
         process_bytes: what a process with the training stack holds before any model.

@@ -1,4 +1,4 @@
-"""What a process holds on its device in any case: a bound that only rules out. Pure.
+"""The memory that a process holds on its device in any case: a bound that only rules out. Pure.
 
 At the first optimizer step the weights, their gradients and the optimizer's states are there at the
 same time, whatever the micro-batch and the length of the rows. Activations, logits, copies and the
@@ -15,14 +15,15 @@ from autotune.space.settings import Settings
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 _STATES = {"adamw_torch": None, "adamw_torch_fused": None, "adamw_8bit": 2}
-"""Bytes of optimizer state for each trained weight; None: two moments in the weights' type. Of
-optimizers that are not here nothing is counted."""
+"""Bytes of optimizer state for each trained weight; None: two moments in the weights' type.
+Optimizers that are not listed count as nothing."""
 LOWER_BOUND = "lower bound"
 """The method of an estimate that is this bound."""
 
 
 def ruled_out(settings: Settings, limit: int) -> Estimate | None:
-    """Return the estimate of a candidate that cannot fit, whatever a trace would say; None: it may.
+    """Return the estimate of a candidate that cannot fit, whatever a trace would show; None: it
+    may.
 
     Args:
         limit: bytes a process may take on the device.
@@ -56,18 +57,18 @@ def least_bytes(settings: Settings) -> int:
 
 
 def least_parts(settings: Settings) -> dict[str, int]:
-    """Return the same, by part."""
+    """Return the bytes of weights, gradients and optimizer states, at least, by part."""
     config, model = {**settings.config, **settings.candidate.values}, settings.facts.model
     width = 4 if config.get("dtype", "float32") == "float32" else 2
     # How many an adapter has is only known roughly.
     trained = model.parameters if settings.job.tuning == "full" else 0
-    judges = model.parameters if _judges_alike(settings) else 0
+    value_model_weights = model.parameters if _has_full_value_model(settings) else 0
     state = _STATES.get(str(config.get("optim")), 0)
     state = 2 * width if state is None else state
     parts = {
-        WEIGHTS: _weights_bytes(settings, config, width) + width * judges,
-        GRADIENTS: width * (trained + judges),
-        OPTIMIZER: state * (trained + judges),
+        WEIGHTS: _weights_bytes(settings, config, width) + width * value_model_weights,
+        GRADIENTS: width * (trained + value_model_weights),
+        OPTIMIZER: state * (trained + value_model_weights),
     }
     sharding = settings.sharding
     if sharding.distributed_type not in (DEEPSPEED, FSDP):
@@ -78,7 +79,8 @@ def least_parts(settings: Settings) -> dict[str, int]:
 
 
 def _weights_bytes(settings: Settings, config: dict[str, object], width: int) -> int:
-    """Of the policy; of a quantised base without the maxima of its blocks."""
+    """Return the bytes of the policy's weights; for a quantised base without the maxima of its
+    blocks."""
     model, bits = settings.facts.model, bits_of(config)
     if bits is None:
         return width * model.parameters
@@ -86,8 +88,8 @@ def _weights_bytes(settings: Settings, config: dict[str, object], width: int) ->
     return 2 * unquantised + (model.parameters - unquantised) * bits // 8
 
 
-def _judges_alike(settings: Settings) -> bool:
-    """True if PPO trains a value model as large as the policy; it begins as the reward model, which
+def _has_full_value_model(settings: Settings) -> bool:
+    """True if PPO trains a value model as large as the policy; it starts as the reward model, which
     is the user's and may be small."""
     job = settings.job
     return METHODS[job.method].value_model and job.reward_model_path in (None, job.model)

@@ -1,4 +1,5 @@
-"""The part of a search space that a plan looks at: no value that no estimate prefers. Pure.
+"""The part of a search space that a plan looks at: it leaves out the values that no estimate
+prefers. Pure.
 
 A run probes these values all the same; so does `autotune plan --all`.
 """
@@ -16,7 +17,7 @@ from autotune.space.knobs import SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
-"""Knobs that no estimate hears of."""
+"""Knobs that change no estimate."""
 ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"
 
@@ -35,7 +36,7 @@ def narrowed(definition: SpaceDefinition, job: Job, facts: Facts) -> SpaceDefini
 
 
 def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ...] | None]]:
-    """(knob, the values that no estimate prefers; None: all but its default), of open knobs."""
+    """Yield (open knob, the values that no estimate prefers; None: all but its default)."""
     names = named_knobs(job)
     for name in SAME_ESTIMATES:
         if name not in names:
@@ -56,19 +57,24 @@ def _liger_is_traced(job: Job, facts: Facts) -> bool:
 
 
 def _preferred_space(space: SearchSpace) -> SearchSpace:
-    """Return the space without candidates that no estimate prefers to their like."""
+    """Return the space without candidates to which estimates prefer a similar one."""
     return _with_precomputed_reference(_with_one_kernel(space))
 
 
 def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
-    """Return where the data are gone over at least once, what the reference says of them is
-    computed beforehand: as many passes or fewer, and nothing of it beside the training."""
+    """Return the space with the reference's log-probabilities computed beforehand, where the data
+    are passed at least once: that takes as many passes or fewer, and none beside the training."""
     if PRECOMPUTED in named_knobs(space.job):
         return space
-    alike = {key_without(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)}
+    precomputed_keys = {
+        key_without(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)
+    }
 
     def is_preferred(candidate: Candidate) -> bool:
-        if candidate.values.get(PRECOMPUTED) or key_without(candidate, PRECOMPUTED) not in alike:
+        if (
+            candidate.values.get(PRECOMPUTED)
+            or key_without(candidate, PRECOMPUTED) not in precomputed_keys
+        ):
             return True
         chosen = space.settings(candidate)
         rows = candidate.global_batch * chosen.processes
@@ -81,7 +87,7 @@ def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
 def _with_one_kernel(space: SearchSpace) -> SearchSpace:
     """Return the space with one kernel of attention.
 
-    Where nobody chose the kernel of attention and flash-attn is there, it takes rows of many
+    Where the job names no kernel of attention and flash-attn is there, that takes rows of many
     lengths, and flattens them where it can. Rows of one length do without it. (So does a
     micro-batch of one row: `without_flash`. It is traced with the others, which is no trace more.)
     """
@@ -106,7 +112,7 @@ def _with_one_kernel(space: SearchSpace) -> SearchSpace:
 
 def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
     """Return a candidate of single rows without flash attention, which does nothing for these;
-    None: it has no such rows, or somebody chose that kernel."""
+    None: it has no such rows, or the job chose that kernel."""
     kernel, free = str(candidate.values.get(ATTENTION)), {knob.name for knob in space.free_knobs}
     if candidate.micro_batch > 1 or not kernel.startswith("flash") or ATTENTION not in free:
         return None
@@ -146,7 +152,7 @@ def _without(knob: Knob, left_out: dict[str, tuple[KnobValue, ...] | None]) -> K
 
 
 def _fewer(searched: object, left_out: tuple[KnobValue, ...]) -> object:
-    """Return values without some of them, of each kind of device; None: nothing would be left."""
+    """Return values without some of them, for each kind of device; None: nothing would be left."""
     if isinstance(searched, dict):
         kept = {kind: _fewer(values, left_out) for kind, values in searched.items()}
         return None if None in kept.values() else kept

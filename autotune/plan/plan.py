@@ -1,4 +1,5 @@
-"""What every candidate of a space is expected to take, before anything runs on the device.
+"""The memory and speed that are expected of every candidate of a space, before anything runs on the
+device.
 
 survey -> bind the space -> variants -> traces in children -> estimates
 """
@@ -37,7 +38,7 @@ from autotune.space.quantization import not_installed
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A space with what is expected of each of its candidates.
+    """A space with the estimates of its candidates.
 
     Attributes:
         limit_bytes: what a process may take on the device.
@@ -45,7 +46,7 @@ class Plan:
         devices: how many train together, on `nodes` machines.
         seconds: wall time of making the plan.
         cached: whether all of it was remembered.
-        unfinished: how many candidates had no estimate when the user stopped it; None: nobody did.
+        unfinished: how many candidates had no estimate when the user stopped it; None: never.
         by_formula: how many of the candidates are spread by an engine that was not traced for them.
         choices: the candidates as a person tells them apart, the best first.
         answer: what to use; None: nothing fits.
@@ -75,7 +76,7 @@ class Plan:
 
     @property
     def stopped(self) -> bool:
-        """True if the user stopped it: it holds what was known by then."""
+        """True if the user stopped it: it holds the estimates up to then."""
         return self.unfinished is not None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
@@ -150,8 +151,8 @@ def plan(
 def _space(
     job: Job, definition: SpaceDefinition, facts: Facts, *, whole: bool, only_default: bool
 ) -> SearchSpace:
-    """Return what is planned: all of the space, what an estimate may prefer, or the default
-    alone."""
+    """Return the space to plan: the whole space, the part that an estimate may prefer, or the
+    default alone."""
     if not (whole or only_default):
         return planned_space(definition, job, facts)
     space = bind(definition if whole else narrowed(definition, job, facts), job, facts)
@@ -161,8 +162,8 @@ def _space(
 def _concluded(
     draft: Draft, estimator: Estimator, kind: DeviceKind | None
 ) -> tuple[Answer | None, Advice | None]:
-    """Return the answer, and where nothing is safe, what would make the job so. The candidate that
-    the answer is compared with is added to the draft, unless the user stopped that."""
+    """Return the answer, and where nothing is safe, the changes that would make the job so. Add the
+    candidate that the answer is compared with to the draft, unless the user stopped that."""
     job, facts, choices = estimator.job, estimator.facts, draft.choices
     first = choices[0]
     if draft.stopped:
@@ -186,8 +187,7 @@ def _concluded(
 def _with_alternative(
     answer: Answer, estimator: Estimator, estimates: Mapping[str, Estimate]
 ) -> Answer:
-    """Return the answer; where weights are in float32 because nobody chose, with what bfloat16
-    takes.
+    """Return the answer; where weights are in float32 by default, with the estimate in bfloat16.
 
     Args:
         estimates: those that are there already, by key.
@@ -209,7 +209,7 @@ def _estimator(
     effort: Effort,
     progress: Progress | None,
 ) -> Estimator:
-    """Return the estimator of a job; with speeds where they are tabled, or worth measuring."""
+    """Return the estimator of a job; with speeds where they are in a table, or worth measuring."""
     cache, progress = PlanCache.of_user(), progress or Progress()
     ceilings = ceilings_of(
         facts,
@@ -235,7 +235,7 @@ def _estimator(
 
 
 def _assumed_rows(job: Job) -> tuple[str, ...]:
-    """Return the sentence about the rows of an epoch, where the job does not tell them."""
+    """Return the sentence about the rows of an epoch, where the job does not state them."""
     if not isinstance(job.dataset, NoData) or "rows" in job.dataset.lengths.model_fields_set:
         return ()
     rows = job.dataset.lengths.rows

@@ -1,4 +1,4 @@
-"""Of which engines a trace is worth making, where there are many. Pure."""
+"""The engines that are worth a trace, where there are many. Pure."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,15 +10,17 @@ from autotune.plan.engine_tasks import Rank, TaskRecord
 from autotune.plan.variants import VariantTask
 
 FIRST = 4
-"""Of the tasks with the fastest candidates so many are traced. Chosen, not measured."""
+"""Number of tasks with the fastest candidates that are traced. Chosen, not measured."""
 SLOWER = 0.9
-"""What reaches less of the fastest one's speed is left to the formula. Chosen, not measured."""
+"""Share of the fastest one's speed below which a task is left to the formula. Chosen, not
+measured."""
 MUCH_LARGER = 1.7
-"""Where nothing fits, one that takes so much more than the leanest is. Chosen, not measured."""
+"""Multiple of the leanest one's memory up to which tasks are traced where nothing fits. Chosen, not
+measured."""
 RULED_OUT = 0.95
-"""What does not fit with this probability is not looked at more closely."""
+"""Probability of running out of memory from which on a task is not traced."""
 LIKELY = 0.5
-"""The same where one of its kind was traced."""
+"""The same probability where a task of the same kind was traced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +43,14 @@ EVERY = Effort(first=None, settled=True)
 
 
 def representatives(task: VariantTask) -> VariantTask:
-    """Return a task with one candidate for each of its points, and for each way to adjust what is
-    traced there."""
+    """Return a task with one candidate for each of its points, and for each way to adjust the trace
+    of a point."""
     kept = {(member.place, member.replaced): member for member in reversed(task.members)}
     return dataclasses.replace(task, members=tuple(kept.values()))
 
 
 def to_trace(records: Sequence[TaskRecord], effort: Effort = PROMISING) -> list[TaskRecord]:
-    """Return the tasks whose engines to trace next, of those that are by formula and were not
+    """Return the tasks whose engines to trace next, among those that are by formula and were not
     tried."""
     ordered = sorted(records, key=lambda record: record.rank)
     useful = [record for record in ordered if not _offloads_needlessly(record, records)]
@@ -66,7 +68,7 @@ def to_trace(records: Sequence[TaskRecord], effort: Effort = PROMISING) -> list[
 
 
 def _is_open(record: TaskRecord) -> bool:
-    """True if its engine may be traced yet."""
+    """True if its engine may still be traced."""
     return record.reply.by_formula and record.reply.engine_problem is None
 
 
@@ -77,7 +79,7 @@ def _within_reach(best: Rank) -> Rank:
 
 
 def _offloads_needlessly(record: TaskRecord, records: Sequence[TaskRecord]) -> bool:
-    """True if a task offloads, and does no better than one that is the same and does not."""
+    """True if a task offloads, and does no better than the same one without offloading."""
     if not record.sharding.offloads:
         return False
     kept = dataclasses.replace(
@@ -87,7 +89,7 @@ def _offloads_needlessly(record: TaskRecord, records: Sequence[TaskRecord]) -> b
 
 
 def _about_as_good(rank: Rank, other: Rank) -> bool:
-    """True if the first of two ranks is the better one, or speeds are about the same."""
+    """True if the first of two ranks is the better one, or the speeds are about the same."""
     return rank <= other or (not rank[0] and rank[1] <= (1 - AS_FAST) * other[1])
 
 

@@ -1,4 +1,4 @@
-"""The variants of a space, and what a child is to estimate of each."""
+"""The variants of a space, and what a child estimates for each."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
 
 TRLS_REWARD = "accuracy_reward"
-"""A function of TRL's."""
+"""A reward function of TRL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _liger_is_traced(candidate_settings: Settings) -> bool:
 
 
 def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:
-    """Return what divides the points of a variant: points of different groups share no trace."""
+    """Return the group of a point of a variant: points of different groups share no trace."""
     method = candidate_settings.job.method
     if engine_is_traced(method, candidate_settings.sharding.distributed_type):
         return point["accumulates"], point["optim"]
@@ -180,8 +180,8 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
 
 
 def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose reward functions are one of TRL's: a trace calls none of them,
-    and would import the user's."""
+    """Return a configuration whose reward functions are TRL's: a trace calls none of them, and
+    would import the user's."""
     names = config.get("reward_funcs")
     return {**config, "reward_funcs": [TRLS_REWARD for _ in names]} if names else dict(config)
 
@@ -202,7 +202,7 @@ def _model_text(facts: Facts) -> str:
 
 
 def cuda_rules(chosen: Settings) -> dict[str, Any] | None:
-    """Return what the device's architecture decides, as fields of `CudaRules`; None on the CPU."""
+    """Return the rules of the device's architecture, as fields of `CudaRules`; None on the CPU."""
     facts = chosen.facts
     if facts.device.kind != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""Where to look next: Optuna's home."""
+"""The search for the fastest candidate: Optuna's home."""
 
 SAMPLERS = ("estimates", "tpe", "gp", "random", "grid")
-"""What `--sampler` takes; the first is ours, the others are for comparison."""
+"""The values of `--sampler`; the first is ours, the others are for comparison."""

@@ -1,4 +1,4 @@
-"""How long the whole job takes at a measured speed. Pure."""
+"""The time of the whole job at a measured speed. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from autotune.units import format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The length of a training: how much there is to train.
+    """The length of a training.
 
     Attributes:
         epochs: over all rows of the data.
@@ -32,7 +32,7 @@ class Work:
         return None if tokens is None or not speed else tokens / speed
 
     def tokens(self, measurement: Measurement) -> float | None:
-        """Real tokens of the whole job."""
+        """Return the real tokens of the whole job."""
         if self.max_steps is not None:
             per_step = measurement.tokens_per_step
             if per_step is None and measurement.step_time_s and measurement.tokens_per_s:
@@ -53,7 +53,7 @@ def work_of(config: Mapping[str, Any]) -> Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """What a search cost and what it brought, against the stack's defaults.
+    """The cost of a search and its gain, against the stack's defaults.
 
     Attributes:
         probing_s: seconds of all probes.

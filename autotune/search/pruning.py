@@ -1,4 +1,4 @@
-"""Stopping a probe that cannot win."""
+"""The pruner of probes that cannot win."""
 
 from statistics import fmean
 
@@ -8,7 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 
 class CannotWinPruner(BasePruner):
-    """Prunes a trial whose last reported value is below the best stable trial's result.
+    """A pruner of trials whose last reported value is below the best stable trial's result.
 
     What a probe reports is the optimistic end of its interval; so a probe that is stopped would
     have had to beat its own upper bound to win.
@@ -24,7 +24,7 @@ class CannotWinPruner(BasePruner):
 
 
 def best_stable_value(study: optuna.Study) -> float | None:
-    """Mean value of the best parameters whose trials all violate no constraint."""
+    """Return the mean value of the best parameters whose trials all violate no constraint."""
     values: dict[str, list[float]] = {}
     excluded_keys = set()
     states = (TrialState.COMPLETE, TrialState.PRUNED)

@@ -13,8 +13,8 @@ from autotune.space.memory_order import expected_leanness
 from autotune.units import format_bytes, format_seconds
 
 MAX_TIE = 0.05
-"""However noisy the machine, the one that takes less memory is preferred only this near the
-fastest."""
+"""Relative distance to the fastest within which the one that takes less memory may be preferred,
+however noisy the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Ranked:
 
     @property
     def readings(self) -> int:
-        """How many probes there were."""
+        """The number of probes."""
         return max(len(self.numbers), 1)
 
     @property
@@ -51,7 +51,7 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """The chosen candidate, why it, and what else was there."""
+    """The chosen candidate, the reasons, and the alternatives."""
 
     chosen: Ranked
     reasons: tuple[str, ...]
@@ -65,7 +65,8 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class NothingFits:
-    """No candidate may be recommended: the one that came nearest, and how far off; or `why`."""
+    """The reason why no candidate may be recommended: the one that came nearest, and how far off;
+    or `why`."""
 
     nearest: Record | None
     short_bytes: int | None
@@ -245,7 +246,7 @@ def _reasons(
 
 
 def _phases(m: Measurement) -> list[str]:
-    """Return where the time of a step goes, where completions are generated."""
+    """Return the shares of a step's time, where completions are generated."""
     if m.generation_s is None or m.completions_per_s is None:
         return []
     phases = {"generation": m.generation_s, "scoring": m.scoring_s, "update": m.update_s}

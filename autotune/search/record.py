@@ -18,7 +18,7 @@ class Record:
 
 
 def excess_bytes(measurement: Measurement, allowed_bytes: int | None) -> float | None:
-    """Return bytes beyond what is allowed (<= 0: fits); None where the probe does not tell.
+    """Return the bytes beyond what is allowed (<= 0: fits); None where the probe does not show it.
 
     Of an out-of-memory probe this is a lower bound: what came after the refused allocation is not
     known. Where not even that is known it is 1.
@@ -34,13 +34,13 @@ def excess_bytes(measurement: Measurement, allowed_bytes: int | None) -> float |
 
 
 def counts_as_probe(record: Record) -> bool:
-    """True if a record is a probe that came to an end of its own."""
+    """True if a record is a probe that was not cut off."""
     measurement = record.measurement
     return measurement is not None and measurement.outcome not in {"busy", "interrupted"}
 
 
 def host_shortfall(records: Sequence[Record]) -> str | None:
-    """Return what the host lacked, where its memory is what ran out; None where it did not."""
+    """Return a sentence on the memory that the host lacked; None where it never ran out."""
     host_ooms = [(r.number, r.measurement) for r in records if r.measurement is not None]
     host_ooms = [(number, m) for number, m in host_ooms if m.outcome == "host_oom"]
     if not host_ooms:

@@ -10,7 +10,7 @@ from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
 
 PRIOR_SD, PRIOR_WORTH = 0.02, 4.0
-"""Before any repeat: two probes of one candidate differ by 2%, worth four repeats."""
+"""Assumed before any repeat: two probes of one candidate differ by 2%, worth four repeats."""
 SD_95 = 1.96
 _TIMES = (
     "step_time_s",
@@ -30,7 +30,7 @@ _PEAKS = ("generation_peak_bytes", "scoring_peak_bytes", "update_peak_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Repeatability:
-    """How far probes of the same candidate are apart.
+    """The spread of probes of the same candidate.
 
     Attributes:
         sd: relative standard deviation of one probe; before any repeat what is assumed.
@@ -67,8 +67,8 @@ def repeatability(records: Iterable[Record]) -> Repeatability:
 
 
 def error(measurement: Measurement, sd: float) -> float:
-    """Return relative standard error of one probe's speed: its own interval, and what probes
-    differ."""
+    """Return the relative standard error of one probe's speed: its own interval, and the spread of
+    probes."""
     return math.hypot(sd, (measurement.relative_uncertainty or 0.0) / SD_95)
 
 

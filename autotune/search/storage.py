@@ -1,4 +1,4 @@
-"""Where a study is kept: an SQLite file, or an Optuna storage by its URL; and its faults in words.
+"""The storage of a study, an SQLite file or an Optuna storage by its URL, and its faults in words.
 
 Only what is to be made is made: whoever looks at a study leaves no file and no table behind. A
 storage that a run has opened and that goes away is waited for.
@@ -19,10 +19,11 @@ from sqlalchemy.pool import NullPool
 from autotune.errors import AutotuneError, machine_error, user_error
 
 WAIT_S = 120.0
-"""How long a run waits for a storage that went away: a server that is restarted takes seconds."""
+"""Seconds that a run waits for a lost storage: a server that is restarted takes some."""
 _PAUSE_S = 1.0
 _TRIES = 5
-"""Of several that find the same new database one makes the tables; the others look again."""
+"""Tries to open a new database: one of several processes makes the tables, the others look
+again."""
 _LOCKED_S = 60.0
 _FAULTS = (optuna.exceptions.StorageInternalError, DBAPIError, sqlite3.Error)
 
@@ -50,7 +51,7 @@ def open_storage(place: Path | str, *, make: bool) -> Any:
         raise
     except Exception as error:
         raise user_error(
-            f"cannot open the study: {type(error).__name__}: {_said(error)}",
+            f"cannot open the study: {type(error).__name__}: {_database_message(error)}",
             where=str(place) if isinstance(place, Path) else "--storage",
             hint="an Optuna storage URL looks like `postgresql://user@host/database`",
         ) from None
@@ -58,7 +59,7 @@ def open_storage(place: Path | str, *, make: bool) -> Any:
 
 @contextlib.contextmanager
 def faults_of_storage(where: str) -> Iterator[None]:
-    """Within this block a storage that fails is a message.
+    """Turn faults of a storage into messages within this block.
 
     Raises:
         MachineError: it failed, or stayed away for longer than it is waited for.
@@ -67,17 +68,17 @@ def faults_of_storage(where: str) -> Iterator[None]:
         yield
     except _FAULTS as error:
         raise machine_error(
-            f"the storage of the study failed: {_said(error)}",
+            f"the storage of the study failed: {_database_message(error)}",
             where=where,
             hint="what was measured is kept: resume the run when the storage is there again",
         ) from error
 
 
 def fault_of_file(database: Path, name: str) -> str | None:
-    """Return what is wrong with the SQLite file of the study called `name`; None: nothing.
+    """Return the fault of the SQLite file of the study called `name`; None: it has none.
 
     Raises:
-        MachineError: nobody can tell: it may not be opened, or another holds it.
+        MachineError: it cannot be examined: it may not be opened, or another process holds it.
     """
     if not database.exists():
         return "it is missing"
@@ -89,14 +90,14 @@ def fault_of_file(database: Path, name: str) -> str | None:
             if verdict != "ok":
                 return str(verdict).splitlines()[0]
             query = "SELECT 1 FROM studies WHERE study_name = ?"
-            found = connection.execute(query, (name,)).fetchone()
+            study_row = connection.execute(query, (name,)).fetchone()
     except sqlite3.OperationalError as error:
         if "no such" in str(error):
             return "it holds no study"
         raise machine_error(f"it cannot be read: {error}", where=str(database)) from None
     except sqlite3.DatabaseError as error:
         return str(error)
-    return None if found else "it holds no study of this run"
+    return None if study_row else "it holds no study of this run"
 
 
 def holds_password(url: str) -> bool:
@@ -109,7 +110,8 @@ def holds_password(url: str) -> bool:
 
 
 def _file(database: Path, make: bool) -> Any:
-    """By a creator: no character of its path is taken for URL syntax."""
+    """Return the storage of an SQLite file, by a creator: no character of its path is taken for URL
+    syntax."""
     mode = "rwc" if make else "rw"
     return optuna.storages.RDBStorage(
         "sqlite://",
@@ -124,15 +126,14 @@ def _connect(database: Path, mode: str) -> sqlite3.Connection:
 
 
 def _server_url(url: URL) -> str:
-    """PostgreSQL is spoken to through psycopg, which is what the service brings."""
+    """Return the URL of a server, with psycopg for PostgreSQL: the service brings it."""
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
     return url.render_as_string(hide_password=False)
 
 
 def _made_once(url: str, make: bool) -> Any:
-    """Return the storage of a URL, its tables made by us or by another who came at the same
-    time."""
+    """Return the storage of a URL, its tables made here or by another process at the same time."""
     for attempt in range(_TRIES):
         try:
             return optuna.storages.RDBStorage(
@@ -150,7 +151,7 @@ def _made_once(url: str, make: bool) -> Any:
 
 
 def _wait_for(engine: Engine) -> None:
-    """From now on connections of this engine are tried for until its server answers."""
+    """Retry connections of this engine, from now on, until its server answers."""
 
     def connect(dialect: Any, _: Any, arguments: Any, parameters: Any) -> Any:
         deadline = time.monotonic() + WAIT_S
@@ -165,9 +166,8 @@ def _wait_for(engine: Engine) -> None:
     event.listen(engine, "do_connect", connect)
 
 
-def _said(error: BaseException) -> str:
-    """Return the first line of what the database said; its statement and parameters are left
-    out."""
+def _database_message(error: BaseException) -> str:
+    """Return the first line of the database's message, without its statement and parameters."""
     if isinstance(error, optuna.exceptions.StorageInternalError) and error.__cause__:
         error = error.__cause__
     text = str(getattr(error, "orig", None) or error).strip()

@@ -44,7 +44,7 @@ REPORT_S = 0.5
 """Seconds between reports of a running probe: each is a transaction, and a hundred a second took a
 tenth of two cores from the small training that they were about."""
 AFTER_THE_LAST = 10**6
-"""The step at which a stopped probe reports what it had measured."""
+"""The step at which a stopped probe reports its measured speed."""
 _SILENT = ("busy", "interrupted")
 _NOT_RUNNING = ("timeout", "crash", "unstable", "unsupported")
 
@@ -89,7 +89,7 @@ class Study:
         )
 
     def leave_out(self, keys: frozenset[str]) -> None:
-        """Candidates, by key, that are not to be proposed from now on."""
+        """Exclude these candidates, by key, from all further proposals."""
         self._left_out = keys
         if self._sampler is not None:
             out_candidates = [c for c in self._space.candidates if c.key in keys]
@@ -98,11 +98,11 @@ class Study:
             )
 
     def best_value(self) -> float | None:
-        """Tokens/s of the fastest probe that fits; None before there is one."""
+        """Return the tokens/s of the fastest probe that fits; None before there is one."""
         return best_stable_value(self._study)
 
     def gain(self) -> float | None:
-        """Return expected relative gain of the next probe over the fastest that fits.
+        """Return the expected relative gain of the next probe over the fastest that fits.
 
         None: nothing fits yet, or this sampler expects nothing.
         """
@@ -113,8 +113,7 @@ class Study:
         return math.expm1(self._sampler.gain(self._study))
 
     def expected_values(self) -> dict[str, float]:
-        """Return what the candidates' tokens/s are believed to be, by estimate and probes; by their
-        keys.
+        """Return the believed tokens/s of the candidates, by estimate and probes, by their keys.
 
         Empty where this sampler expects nothing.
         """
@@ -155,7 +154,7 @@ class Study:
             self._study.tell(trial, state=TrialState.PRUNED)
 
     def _constraints(self, measurement: Measurement) -> dict[str, float]:
-        """Return what a probe broke: above 0 is too much."""
+        """Return the constraints that a probe broke: above 0 is too much."""
         broken: dict[str, float] = {}
         excess = excess_bytes(measurement, self._allowed_bytes)
         if excess is not None:
@@ -167,13 +166,14 @@ class Study:
         return broken
 
     def _report_last(self, trial: Trial, tokens_per_s: float) -> None:
-        """What was reported before were upper ends; the last value is what is believed."""
+        """Report the believed value last: the earlier reports were upper ends."""
         reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
         if AFTER_THE_LAST not in reported:
             trial.report(tokens_per_s, AFTER_THE_LAST)
 
     def cannot_win(self, trial: Trial) -> Callable[[dict[str, Any]], str | None]:
-        """Watches the steps of a probe and tells when it cannot win any more."""
+        """Return a watch over the steps of a probe, which gives a reason when it cannot win any
+        more."""
         due = 0.0
 
         def watch(event: dict[str, Any]) -> str | None:
@@ -196,12 +196,11 @@ class Study:
         return watch
 
     def records(self) -> list[Record]:
-        """Return every probe so far, in order, but for what is `unreadable`."""
+        """Return every probe so far, in order, but for those that are `unreadable`."""
         return self._read()[0]
 
     def unreadable(self) -> dict[int, str]:
-        """Return what stands in the place of a probe and is none of this space: its number, and
-        why."""
+        """Return the number of each trial whose probe this space cannot read, with the reason."""
         return self._read()[1]
 
     def _read(self) -> tuple[list[Record], dict[int, str]]:
@@ -227,18 +226,18 @@ class Study:
 
     @property
     def trials(self) -> int:
-        """How many trials it has, of whatever kind."""
+        """The number of its trials, of whatever kind."""
         return len(self._study.get_trials(deepcopy=False))
 
     def running(self) -> list[Trial]:
-        """Trials that an earlier process of this run left unfinished."""
+        """Return the trials that an earlier process of this run left unfinished."""
         return [
             Trial(self._study, trial._trial_id)
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         ]
 
     def drop_waiting(self) -> None:
-        """Forget what was to be probed next when an earlier process of this run was killed."""
+        """Forget the waiting candidates of an earlier process of this run that was killed."""
         while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self.abandon(self._study.ask())
 
@@ -251,7 +250,7 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL)
 
     def candidates_left(self) -> int:
-        """Candidates of the space that have not been probed."""
+        """Return the number of candidates of the space that have not been probed."""
         probed_keys = {
             record.candidate.key
             for record in self.records()
@@ -262,7 +261,7 @@ class Study:
 
 
 def candidate_of(knobs: Any, space: SearchSpace) -> Candidate:
-    """Return the candidate that stored data are; its values may be of another version of the space.
+    """Return the candidate of stored data; its values may be of another version of the space.
 
     Raises:
         TypeError: so it is.

@@ -1,1 +1,1 @@
-"""Questions that a plan answers besides."""
+"""Questions beyond the plan of a job."""

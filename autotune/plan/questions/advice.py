@@ -1,4 +1,5 @@
-"""What would make a job fit: asked by itself, and by a run that found nothing (`ways.py`)."""
+"""The changes that would make a job fit: asked for by the user, and by a run in which nothing fits
+(`ways.py`)."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -60,7 +61,7 @@ def advise_in_run(
     server: ChildServer,
     tried: Collection[str],
 ) -> Advice:
-    """Return the shortest lists for a job of which probes found that it does not fit in `limit`
+    """Return the shortest lists of changes for a job that, by its probes, does not fit in `limit`
     bytes.
 
     Args:

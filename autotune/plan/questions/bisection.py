@@ -9,27 +9,28 @@ from autotune.plan.questions.way import is_checked
 from autotune.space.knobs import Candidate
 
 NEARLY_LEANEST = 4
-"""So many candidates are estimated where the one that should be the leanest is nearly safe."""
+"""Number of the leanest candidates that are estimated where the first one is not safe."""
 
 
 class Bisection:
-    """Says which candidates of a list of changes to estimate next.
+    """A search among the candidates of a list of changes for the largest micro-batch that is safe.
 
     Args:
-        known: the estimate of the leanest one, by its key; what is heard is added.
+        known: the estimate of the leanest one, by its key; new ones are added.
     """
 
     def __init__(self, proposal: Proposal, known: dict[str, Estimate]) -> None:
         self.job, self._known = proposal.job, known
         self._ordered = leanest_of_each_kind(proposal.candidates)
         self._safe, self._unsafe = 0, len(self._ordered)
-        """The largest that is known to be safe, and the smallest that is not, by index."""
+        """Index of the largest candidate known to be safe, and of the smallest known not to be."""
         self._nearly: Sequence[Candidate] = ()
         if not is_checked(known[proposal.candidates[0].key]):
             self._nearly, self._unsafe = proposal.candidates[1:NEARLY_LEANEST], 1
 
     def following(self, at_once: int) -> Sequence[Candidate]:
-        """Up to so many candidates to estimate next, at equal distances; none: it is done."""
+        """Return up to `at_once` candidates to estimate next, at equal distances; none: it is
+        done."""
         if self._nearly:
             return self._nearly
         between = range(self._safe + 1, self._unsafe)
@@ -40,7 +41,7 @@ class Bisection:
         ]
 
     def hear(self, estimates: Mapping[str, Estimate]) -> None:
-        """The estimates of those candidates, by their keys."""
+        """Take the estimates of those candidates, by their keys."""
         self._known.update(estimates)
         self._nearly = ()
         for index, candidate in enumerate(self._ordered):

@@ -1,4 +1,4 @@
-"""When nothing fits: which single change of the job could make it fit. Pure.
+"""The single changes of a job that could make it fit, when nothing fits. Pure.
 
 The changes are tried by estimates (`advice.py`) or by real probes (`run/conclusion.py`); an untried
 change is never called a way out. Of changes of one field the smallest comes first.
@@ -32,14 +32,14 @@ from autotune.space.sharding.sharding import (
 from autotune.space.vllm.colocated import SLEEP, USE
 
 MOST_DEVICES = 8
-"""Of one machine."""
+"""The most devices that a machine is given."""
 _STAGE = "zero_stage"
 _ZERO_2 = {DISTRIBUTED_TYPE: DEEPSPEED, _STAGE: 2, OPTIMIZER_OFFLOAD: "cpu"}
 _OFFLOADED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("the optimizer", _ZERO_2),
     ("optimizer and weights", {**_ZERO_2, _STAGE: 3, PARAM_OFFLOAD: "cpu"}),
 )
-"""What ZeRO keeps off a single device, and how it is asked for."""
+"""Parts that ZeRO can keep off a single device, with the knobs that ask for it."""
 
 
 _EFFECTS = {
@@ -54,13 +54,13 @@ _EFFECTS = {
     COMPLETION: "longer answers are cut",
     RESPONSE: "longer answers are cut",
 }
-"""What a change of a field, or the tuning that it changes to, does to what is learned."""
+"""Effects on the learning of a change of a field, or of the tuning that it changes to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of a job: of what, how it is said, whether it changes what is learned
-    (`recipe`) or not (`speed`), and the job that it makes."""
+    """One change of a job: its field, its text, whether it changes the learning (`recipe`) or not
+    (`speed`), and the job that it makes."""
 
     field: str
     text: str
@@ -69,13 +69,13 @@ class Change:
 
     @property
     def effect(self) -> str:
-        """What a change of the recipe changes in what is learned."""
+        """The effect of a change of the recipe on the learning."""
         return _EFFECTS[self.job.tuning if self.field == "tuning" else self.field]
 
 
 def changed_fields(before: Job, after: Job) -> dict[str, Any]:
-    """Return the fields of a job file that differ, with their values afterwards; of `devices` its
-    parts; None: the field is left out."""
+    """Return the fields of a job file that differ, with their new values; for `devices` its parts;
+    None: the field is left out."""
     was, now = before.model_dump(), after.model_dump()
     fields = {name: value for name, value in now.items() if value != was[name]}
     if "devices" in fields:
@@ -86,7 +86,7 @@ def changed_fields(before: Job, after: Job) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TriedChange:
-    """A change and the probe of it."""
+    """A change and its probe."""
 
     text: str
     kind: str
@@ -137,7 +137,7 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _lighter_optimizers(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Yield where many weights are trained, for which Adam keeps two moments each."""
+    """Yield lighter optimizers where many weights are trained: Adam keeps two moments for each."""
     if job.tuning != "full" and not METHODS[job.method].value_model:
         return
     optimizers = {
@@ -151,7 +151,7 @@ def _lighter_optimizers(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Yield half and a quarter of what is generated."""
+    """Yield completions of half and of a quarter of the length."""
     knob = METHODS[job.method].completion
     length = nearest.values.get(knob)
     for part in (2, 4):
@@ -160,7 +160,7 @@ def _shorter_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """Yield half as many that are kept at once: of an update, or of a prompt."""
+    """Yield half as many completions that are kept at once: those of an update, or of a prompt."""
     batch, group = job.global_batch_size, nearest.values.get(GROUP)
     halves = isinstance(batch, int) and batch % (2 * max(JobShape.of(job).process_counts)) == 0
     if METHODS[job.method].value_model and isinstance(batch, int) and halves:
@@ -172,7 +172,7 @@ def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
 
 
 def _without_a_value_model(job: Job) -> Iterator[Change]:
-    """RLOO and GRPO in place of PPO."""
+    """Yield RLOO and GRPO in place of PPO."""
     for method in WITHOUT_A_VALUE_MODEL if METHODS[job.method].value_model else ():
         alternative = in_place_of_ppo(job, method)
         if alternative is not None:
@@ -183,7 +183,8 @@ def _without_a_value_model(job: Job) -> Iterator[Change]:
 
 
 def offloading(job: Job, device_kind: str) -> Iterator[Change]:
-    """DeepSpeed for the single process of a GPU: the optimizer on the host, then the weights, too.
+    """Yield DeepSpeed for the single process of a GPU: the optimizer on the host, then the weights,
+    too.
 
     A job of several devices has both among its candidates, and on a CPU the host's memory is the
     device's.
@@ -207,8 +208,8 @@ def offloading(job: Job, device_kind: str) -> Iterator[Change]:
 
 def more_devices(job: Job) -> Iterator[Change]:
     """Yield larger numbers of devices that keep the batch exact. Where completions are generated,
-    each then keeps fewer of them, and one number is looked at: the next. Elsewhere ZeRO-3 divides
-    weights, gradients and the optimizer among them."""
+    each device then keeps fewer of them, and only the next number is tried. Elsewhere ZeRO-3
+    divides weights, gradients and the optimizer among them."""
     batch, now = job.global_batch_size, job.devices.count
     if not isinstance(batch, int) or NUM_PROCESSES in job.fixed or job.devices.nodes > 1:
         return
@@ -229,7 +230,7 @@ def more_devices(job: Job) -> Iterator[Change]:
 
 
 def _divided_more(job: Job) -> Iterator[Change]:
-    """ZeRO-3, where several devices each keep what it would divide, because a pin says so."""
+    """Yield ZeRO-3 where pins make several devices each keep what it would divide."""
     kind, stage = job.fixed.get(DISTRIBUTED_TYPE), job.fixed.get(_STAGE)
     pinned = kind if kind == "MULTI_GPU" else stage if stage in (1, 2) else None
     if pinned is None or job.devices.total == 1 or METHODS[job.method].value_model:
@@ -246,7 +247,7 @@ def _divided_more(job: Job) -> Iterator[Change]:
 
 
 def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:
-    """vLLM asleep while the training computes, or not there at all."""
+    """Yield vLLM asleep while the training computes, or no vLLM at all."""
     if nearest.values.get(SLEEP) is False:
         text = f"`{SLEEP}: true` (vLLM gives its memory back while the training computes)"
         yield _pinned(job, SLEEP, True, text)
@@ -267,7 +268,7 @@ def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
 
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:
-    """Yield pinned speed knobs and the value that takes less memory."""
+    """Yield pinned speed knobs with the value that takes less memory."""
     leaner = {"gradient_checkpointing": True, "loss_type": "chunked_nll", MICRO_BATCH: 1}
     for knob, value in leaner.items():
         pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)

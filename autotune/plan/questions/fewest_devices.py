@@ -1,4 +1,4 @@
-"""How few devices would do: plans for more and more of them, until something is safe."""
+"""The fewest devices that would do: plans for more and more of them, until something is safe."""
 
 import shutil
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ from autotune.space.sharding.sharding import (
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 BEST = Effort(first=1, settled=True)
-"""Only the fastest that fits is shown."""
+"""The effort of these plans: only the fastest candidate that fits is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One number of devices: the plan for it, or why there is none."""
+    """One number of devices: its plan, or why it has none."""
 
     devices: int
     plan: Plan | None
     problem: str | None = None
     left_out: tuple[str, ...] = ()
-    """What the job pins or lists that one device has no use for."""
+    """Knobs that the job pins or lists and one device has no use for."""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the fastest that fits needs that is not on this machine."""
+        """Packages that the fastest fitting candidate needs and this machine lacks."""
         return () if self.plan is None or self.plan.answer is None else self.plan.answer.packages
 
     @property
@@ -62,7 +62,7 @@ def fewest(
     assume: bool = True,
     progress: Progress | None = None,
 ) -> list[Tried]:
-    """Plans for 1, 2, 4, ... devices up to the first number on which something is safe.
+    """Plan for 1, 2, 4, ... devices up to the first number on which something is safe.
 
     Beside a vLLM server one is not enough. Numbers among which the global batch cannot be divided
     exactly are passed over, and say so.
@@ -134,7 +134,7 @@ def _tried(
 
 
 def _only_dividing(job: Job) -> tuple[str, ...]:
-    """Return knobs of a job that only divide a training; none where it is to offload, which one
+    """Return the knobs of a job that only divide a training; none where it offloads, which one
     device does as well."""
     requested = {**job.fixed, **job.recipe}
     offloads = [requested.get(name) for name in (OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)]

@@ -27,7 +27,7 @@ STARTS = {
     "max_length": (512, 2048, 8192, 32768, 131072),
 }
 STEP = {MICRO_BATCH: 1, "max_length": 128}
-"""`max_length` is given to the next lower multiple of 128."""
+"""Step of each knob's values: `max_length` is rounded down to a multiple of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,8 @@ def largest(
 
 
 class LargestSearch:
-    """Looks for the largest value of a knob, from the candidate that the stack has by default."""
+    """A search for the largest value of a knob, from the candidate that the stack has by
+    default."""
 
     def __init__(self, estimator: Estimator, default: Candidate, knob: str) -> None:
         self._estimator, self._default, self._knob = estimator, default, knob
@@ -112,14 +113,14 @@ class LargestSearch:
         self._known: dict[int, Estimate] = {}
 
     def _starts(self) -> list[int]:
-        """Return values to try first: no rows longer than the model has positions for."""
+        """Return the values to try first: no rows longer than the model has positions for."""
         starts, longest = list(STARTS[self._knob]), self._estimator.facts.model.max_positions
         if self._knob == MICRO_BATCH or longest is None:
             return starts
         return [value for value in starts if value < longest] + [longest]
 
     def answer(self) -> Largest:
-        """Look for what is safe; then for what may fit."""
+        """Look for the largest safe value, then for the largest that may fit."""
         value, unsafe = self._largest(is_safe, 0, self._starts())
         starts = [start for start in self._starts() if start > value]
         possible, too_large = self._largest(lambda estimate: estimate.fits, value, starts)
@@ -142,7 +143,7 @@ class LargestSearch:
     def _largest(
         self, passes: Callable[[Estimate], bool], value: int, starts: Sequence[int]
     ) -> tuple[int, int | None]:
-        """(the largest value whose estimate passes, the next that was seen not to; None: none).
+        """Return (the largest value whose estimate passes, the next that did not pass; None: none).
 
         Args:
             value: one that passes, or 0.
@@ -163,8 +164,8 @@ class LargestSearch:
         return value, too_large
 
     def _between(self, value: int, too_large: int) -> int:
-        """Return where the limit should be met; at times the middle, so that the gap surely
-        closes."""
+        """Return the next value to try: interpolate to the limit; every third time bisect, so that
+        the interval always shrinks."""
         step, share = STEP[self._knob], 0.5
         self._guesses += 1
         if value and self._guesses % 3:
@@ -181,14 +182,14 @@ class LargestSearch:
     def _estimated(self, value: int) -> Estimate:
         self._estimator.progress.looking_at(f"{self._knob} {value}")
         candidate = self._candidate(value)
-        facts = self._of_length()
+        facts = self._facts_to_try()
         return dataclasses.replace(self._estimator, facts=facts).estimates([candidate])[
             candidate.key
         ]
 
-    def _of_length(self) -> Facts:
-        """Return rows as long as the length that is tried: the data must not decide what could
-        fit."""
+    def _facts_to_try(self) -> Facts:
+        """Return the facts, for `max_length` without measured rows: the data must not decide what
+        could fit."""
         facts = self._estimator.facts
         if self._knob != "max_length":
             return facts

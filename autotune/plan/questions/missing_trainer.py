@@ -1,4 +1,5 @@
-"""What could be done where the installed TRL has a trainer no more, with what each would take."""
+"""The alternatives where the installed TRL has no such trainer any more, with their memory and
+speed."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from autotune.units import format_bytes
 
 
 def refuse_missing(job: Job, *, device: str | None, figures: bool) -> None:
-    """A job is trained by a trainer that the installed TRL has. The arguments are those of
+    """Refuse a job whose trainer the installed TRL does not have. The arguments are those of
     `ways_out`.
 
     Raises:
@@ -46,7 +47,7 @@ def ways_out(job: Job, *, device: str | None, figures: bool) -> str:
 
 
 def _figures(job: Job, device: str | None) -> str:
-    """Peak and speed of TRL's defaults."""
+    """Return peak and speed of TRL's defaults, as text."""
     definition = load_definition(job.method)
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-plan-") as scratch:

@@ -13,13 +13,13 @@ WITHOUT_A_VALUE_MODEL = ("rloo", "grpo")
 GROUPS = (8, 4, 2)
 _RESPONSE_LENGTH = 53
 _KL_COEF = 0.05
-"""TRL's defaults of PPO, kept where the job says nothing."""
+"""TRL's defaults of PPO, kept where the job names no other value."""
 _OF_PPO = {ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, "num_ppo_epochs", "copy_reference"}
 
 
 def in_place_of_ppo(job: Job, method: str) -> Job | None:
-    """Return a job of PPO by `method`, with responses as long, as many in a batch, and the same
-    rewards.
+    """Return a job of PPO by `method`, with responses of the same length, as many in a batch, and
+    the same rewards.
 
     Args:
         method: `rloo` or `grpo`.
@@ -43,7 +43,7 @@ def in_place_of_ppo(job: Job, method: str) -> Job | None:
         "method": method,
         "fixed": fixed,
         "recipe": recipe,
-        "training": _known(job.training, method),
+        "training": _shared_fields(job.training, method),
         "reward_model_path": job.reward_model_path or _folder(job.model),
         "search_space": None,
     }
@@ -51,11 +51,11 @@ def in_place_of_ppo(job: Job, method: str) -> Job | None:
 
 
 def _folder(model: str) -> str:
-    """Return a model as a reward model is named: the folder of a bare config."""
+    """Return the name of a model as that of a reward model: the folder of a bare config."""
     return str(PurePath(model).parent) if model.endswith(".json") else model
 
 
-def _known(training: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return the training fields that the other trainer has, and does what they say."""
+def _shared_fields(training: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return the training fields that the other trainer has, with the same meaning."""
     fields = training_fields(method) - METHODS[method].refusals.keys()
     return {name: value for name, value in training.items() if name in fields}

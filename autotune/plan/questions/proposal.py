@@ -1,4 +1,4 @@
-"""Lists of changes that are looked at while a job does not fit. Pure."""
+"""Lists of changes that are tried while a job does not fit. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from autotune.space.memory_order import expected_leanness
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Proposal:
-    """A list of changes, the job that it makes, and what that may be trained with.
+    """A list of changes, the job that it makes, and the space of that job.
 
     Attributes:
         bind: gives the space of that job; None: it has none. It is called where it matters: many
@@ -33,15 +33,16 @@ class Proposal:
     @property
     def lean(self) -> Candidate:
         """The leanest candidate of all."""
-        return self._found[0]
+        return self._leanest_first[0]
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """Those that differ in what decides about memory, the leanest first; none: no space."""
-        return self._found[1:]
+        """The candidates that differ in what decides about memory, the leanest first; none: no
+        space."""
+        return self._leanest_first[1:]
 
     @cached_property
-    def _found(self) -> Sequence[Candidate]:
+    def _leanest_first(self) -> Sequence[Candidate]:
         space = self.bind()
         if space is None:
             return ()
@@ -54,12 +55,12 @@ class Proposal:
 
     @property
     def place(self) -> tuple[frozenset[str], str]:
-        """The changes but the last, and the field of that."""
+        """The changes but the last, and the field of the last."""
         return frozenset(change.text for change in self.changes[:-1]), self.changes[-1].field
 
 
 def smallest_of_each_field(proposals: Sequence[Proposal]) -> Iterator[Proposal]:
-    """Yield the first possible one of the lists that differ only in how much they change the last
+    """Yield the first possible one among lists that differ only in how much they change the last
     field."""
     places: set[object] = set()
     for proposal in proposals:

@@ -26,16 +26,17 @@ from autotune.space.settings import settings
 from autotune.space.sharding.sharding import sharding_of
 
 BY_FORMULA = Effort(first=0)
-"""A plan has no time to trace DeepSpeed for its ways out. By formula alone nothing that is kept off
-the device is named: of a 7B model's optimizer it said 18 GiB, and the trace more than 24."""
+"""The effort of ways out: a plan has no time to trace DeepSpeed for them. By formula alone, nothing
+that is kept off the device is named: for a 7B model's optimizer the formula gave 18 GiB, and the
+trace more than 24."""
 TRACES = 2
-"""So many are worth making beside each other where one micro-batch is looked for. Chosen."""
+"""Number of candidates estimated beside each other where one micro-batch is looked for. Chosen."""
 NO_LIMIT = 1 << 60
-"""Bytes that no training needs."""
+"""A memory limit in bytes that no training reaches."""
 
 
 class ProposalEstimates:
-    """Estimates candidates of changed jobs.
+    """The estimates of candidates of changed jobs.
 
     Args:
         estimator: of the job as it is.
@@ -70,12 +71,12 @@ class ProposalEstimates:
         fits."""
         each_is_a_trace = METHODS[self._job.method].online or self._facts.device.kind == "cpu"
         bisects = self.is_by_formula and each_is_a_trace
-        firsts = [
+        first_candidates = [
             p.candidates if not bisects and self._should_fit(p) else p.candidates[:1]
             for p in proposals
         ]
         known = self._together(
-            [(p.job, of_list) for p, of_list in zip(proposals, firsts, strict=True)]
+            [(p.job, of_list) for p, of_list in zip(proposals, first_candidates, strict=True)]
         )
         if bisects:
             return self._bisected(proposals, known)
@@ -84,14 +85,17 @@ class ProposalEstimates:
             for number, (p, of_list) in enumerate(zip(proposals, known, strict=True))
             if len(of_list) < len(p.candidates) and not _is_hopeless(p, of_list)
         ]
-        found = self._together([(proposals[n].job, proposals[n].candidates) for n in further])
-        for number, estimates in zip(further, found, strict=True):
+        further_estimates = self._together(
+            [(proposals[n].job, proposals[n].candidates) for n in further]
+        )
+        for number, estimates in zip(further, further_estimates, strict=True):
             known[number] |= estimates
         return known
 
     def _should_fit(self, proposal: Proposal) -> bool:
-        """True if the leanest candidate of a list fits by the closed form, which knows nothing of
-        what is divided among devices: such a list is made because that should be enough."""
+        """True if the leanest candidate of a list fits by the closed form, or if its devices divide
+        something, which the closed form leaves out: such a list is made because that should be
+        enough."""
         job = proposal.job
         if sharding_of(proposal.candidates[0].values, job.devices.total).zero_stage:
             return True
@@ -102,7 +106,7 @@ class ProposalEstimates:
     def _bisected(
         self, proposals: Sequence[Proposal], known: list[dict[str, Estimate]]
     ) -> list[dict[str, Estimate]]:
-        """Return estimates as few as find the largest micro-batch of each list that is safe, where
+        """Return just enough estimates to find the largest safe micro-batch of each list, where
         each is a trace of its own.
 
         Args:
@@ -124,8 +128,8 @@ class ProposalEstimates:
     def _together(
         self, groups: Sequence[tuple[Job, Sequence[Candidate]]]
     ) -> list[dict[str, Estimate]]:
-        """Return estimates of candidates of several jobs, by their keys. With the first of them
-        comes the speed of the job as it is."""
+        """Return the estimates of candidates of several jobs, by their keys. Estimate the speed of
+        the unchanged job with the first of them."""
         pairs = [(self._with(job), candidates) for job, candidates in groups]
         largest, self._largest = self._largest, None
         if largest is not None:
@@ -161,5 +165,5 @@ class ProposalEstimates:
 
 
 def _is_hopeless(proposal: Proposal, known: Mapping[str, Estimate]) -> bool:
-    """True if the leanest candidate of a list does not fit, so that no other need be looked at."""
+    """True if the leanest candidate of a list does not fit, so that no other needs an estimate."""
     return known[proposal.candidates[0].key].p_oom >= RULED_OUT

@@ -1,4 +1,4 @@
-"""A way out of a job that does not fit, and which comes first. Pure."""
+"""A way out of a job that does not fit, and the order of such ways. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from autotune.plan.questions.changes import Change
 from autotune.space.knobs import Candidate
 
 CLOSED_FORM = "closed form"
-"""The method of an estimate that no trace made."""
+"""The method of an estimate without a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Way:
 
     @property
     def learns_the_same(self) -> bool:
-        """True if no change touches what is learned."""
+        """True if no change touches the learning."""
         return all(change.kind == "speed" for change in self.changes)
 
 
@@ -66,15 +66,17 @@ class Advice:
 
 
 def price(way: Way) -> tuple[int, bool, float]:
-    """Orders ways: few changes first, then what learns the same, then the fastest."""
+    """Return the sort key of a way: few changes first, then those that learn the same, then the
+    fastest."""
     return len(way.changes), not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
 
 
 def is_checked(estimate: Estimate) -> bool:
-    """True if a candidate is safe, and a trace says so."""
+    """True if a candidate is safe by a trace."""
     return is_safe(estimate) and estimate.method != CLOSED_FORM
 
 
 def preference(estimate: Estimate) -> tuple[float, bool, int]:
-    """Return the fastest is the best; then what was traced as it is; then the leanest."""
+    """Return the preference for a candidate: the fastest is the best; then what was traced as it
+    is; then the leanest."""
     return estimate.tokens_per_s or 0.0, estimate.traced, -estimate.peak_memory_bytes

@@ -1,4 +1,4 @@
-"""What would make a job fit: the shortest lists of changes, each with its price in speed.
+"""The shortest lists of changes that would make a job fit, each with its price in speed.
 
 Estimates only. Changes are those of `changes.py`, alone first, then two and three together; a list
 is not made longer once it fits, and of changes of one field the first that is enough is named. What
@@ -43,14 +43,15 @@ from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
 FASTEST = Effort(first=2)
-"""Only the fastest that fits is shown; two are traced beside each other."""
+"""The effort of ways out: only the fastest candidate that fits is shown; two are traced beside each
+other."""
 MOST_LISTS, MOST_LISTS_ON_A_CPU = 12, 4
-"""Lists of one length that a plan or a run estimates at most; `autotune advise` has no such bound.
-On a CPU each estimate is a trace: of a job with eight candidates 12 lists of two took minutes."""
+"""The most lists of one length that a plan or a run estimates; `autotune advise` has no such bound.
+On a CPU each estimate is a trace: for a job with eight candidates 12 lists of two took minutes."""
 
 
 class Advisor:
-    """Looks for ways out.
+    """A search for ways out.
 
     Args:
         estimator: of the job as it is.
@@ -69,7 +70,7 @@ class Advisor:
     def advice(
         self, space: SearchSpace, *, seen_to_fail: bool = False, briefly: bool = False
     ) -> Advice:
-        """Return the ways out of a job whose space this is.
+        """Return the ways out of a job with this space.
 
         Args:
             briefly: the shortest ways alone, of as many lists as a plan looks at.
@@ -89,7 +90,7 @@ class Advisor:
         return self._advice(nearest, estimate, ways, fits=fits)
 
     def shortest(self, estimates: Mapping[str, Estimate], space: SearchSpace) -> Advice:
-        """Return the shortest ways out of a job of which a plan found that no candidate is safe.
+        """Return the shortest ways out of a job for which a plan has no safe candidate.
 
         Args:
             estimates: of all candidates of the space, by their keys.
@@ -140,9 +141,9 @@ class Advisor:
                 if not wave:
                     front += proposals
                     break
-                found = self._ways(wave)
-                ways += [way for way in found if way is not None]
-                enough = [p for p, way in zip(wave, found, strict=True) if way is not None]
+                ways_of_wave = self._ways(wave)
+                ways += [way for way in ways_of_wave if way is not None]
+                enough = [p for p, way in zip(wave, ways_of_wave, strict=True) if way is not None]
                 fitting += [p.texts for p in enough]
                 front += [p for p in wave if p not in enough]
                 fields = [p.place for p in enough]
@@ -181,7 +182,8 @@ class Advisor:
             yield from more_devices(job)
 
     def _ways(self, wave: Sequence[Proposal]) -> list[Way | None]:
-        """Of each list the fastest safe candidate of the changed job; None: none is safe."""
+        """Return for each list the way to the fastest safe candidate of its job; None: none is
+        safe."""
         traced = [p for p in wave if self._may_fit(p)]
         self._lists += len(traced)
         self._estimator.progress.looking_at(f"{self._lists} lists of changes")
@@ -225,6 +227,6 @@ class Advisor:
 
 
 def _too_long(fields: set[str]) -> bool:
-    """True if a list is not looked at: three changes, offloading among them. Each estimate of that
-    is a trace of DeepSpeed, and they would be most of all lists."""
+    """True if a list is left out: three changes with offloading among them. Each of its estimates
+    is a trace of DeepSpeed, and these would be most of all lists."""
     return OPTIMIZER_OFFLOAD in fields and len(fields) > MOST_WITH_OFFLOADING

@@ -1,1 +1,1 @@
-"""When a candidate is left out, and when enough is known."""
+"""The rules that leave candidates out, and that end a search."""

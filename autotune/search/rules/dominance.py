@@ -1,4 +1,4 @@
-"""What need not be probed any more, because of what was: rules with their reasons. Pure.
+"""The candidates that need no more probe, because of earlier ones: rules with their reasons. Pure.
 
 Each rule is a function (candidate, record) -> reason or None: whether the probe of `record` makes
 one of `candidate` pointless. They hold whatever the estimates say; the one that asks them, too, is
@@ -36,8 +36,8 @@ LEANER: Mapping[str, Callable[[Any], float]] = {
     "loss_type": lambda value: {"chunked_nll": 0.0, "nll": 1.0}.get(value, float("nan")),
     "precompute_ref_log_probs": lambda value: float(not value),
 }
-"""Knobs of which a smaller figure never takes more memory, all else equal. Any other knob has to be
-the same: what it does to memory depends on the rest."""
+"""Knobs whose smaller figure never takes more memory, all else equal. Any other knob has to be the
+same: its effect on memory depends on the rest."""
 LITTLE = (SAMPLING, "dataloader_num_workers")
 """Knobs that a micro-batch twice as large outweighs: the worst rows are the same whatever the order
 (of 136 pairs of a recorded CPU grid, random order took 15% less to 6% more), and workers are on the
@@ -57,7 +57,7 @@ Rule = Callable[[Candidate, Record, int | None], str | None]
 def takes_no_less_than_one_that_ran_out(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Return an out-of-memory rules out whatever takes no less memory in every knob.
+    """Return why a candidate runs out of memory: it takes no less in any knob than one that did.
 
     One step of accumulation is leaner than several, because no gradients are held during its
     backward pass; so it is only ruled out by one that had a single step too.
@@ -81,8 +81,8 @@ def takes_no_less_than_one_that_ran_out(
 def keeps_no_less_on_the_host(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Return where the host's memory ran out, a larger micro-batch of the same candidate is no way
-    out: what is offloaded is as large or larger. Other knobs may move memory to the host or off
+    """Return why a candidate runs out of the host's memory: it is one that did, with a micro-batch
+    as large or larger, so it offloads no less. Other knobs may move memory to the host or off
     it."""
     measurement = record.measurement
     assert measurement is not None
@@ -94,7 +94,7 @@ def keeps_no_less_on_the_host(
 
 
 def _is_little(name: str, candidate: Candidate, larger: Candidate) -> bool:
-    """True if a larger micro-batch outweighs what a knob of another value may save."""
+    """True if a larger micro-batch outweighs the memory that another value of a knob may save."""
     if name == "optim":
         return (candidate[name], larger.values.get(name)) == (PLAIN, FUSED)
     return name in LITTLE
@@ -112,7 +112,8 @@ def _no_less(name: str, candidate: Candidate, larger: Candidate) -> bool:
 def saves_memory_that_is_there(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Return where a candidate fits, the same one that saves memory at the cost of work is slower.
+    """Return why a candidate is slower than a probed one: it saves memory at the cost of work, and
+    the same one fits without.
 
     Known exceptions: 3 of 88 pairs of a recorded CPU grid were 1 to 3% faster with checkpointing
     (large micro-batches; the readings have 5% of noise), none of them among the fastest.
@@ -135,7 +136,8 @@ def saves_memory_that_is_there(
 def needs_what_is_not_installed(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Return an optimizer whose package is missing is missing whatever goes with it."""
+    """Return why a candidate cannot run: the package of its optimizer is missing, whatever the
+    other knobs."""
     measurement = record.measurement
     assert measurement is not None
     missing = (measurement.failure or {}).get("type") in ("ImportError", "ModuleNotFoundError")
@@ -150,8 +152,8 @@ def needs_what_is_not_installed(
 def has_what_was_refused(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Return a refusal that is due to some knobs holds for all candidates that have these
-    values."""
+    """Return why a candidate is refused: it has the values of the knobs that a refusal was due
+    to."""
     measurement = record.measurement
     assert measurement is not None
     names = (measurement.failure or {}).get("knobs")
@@ -169,7 +171,8 @@ def has_what_was_refused(
 def only_its_server_is_another(
     candidate: Candidate, record: Record, allowed_bytes: int | None
 ) -> str | None:
-    """Probes run the training alone: beside a server of another size it is the same."""
+    """Return why a probe would only repeat another: probes run the training alone, which a server
+    of another size does not change."""
     knobs, probed_knobs = candidate.knobs, record.candidate.knobs
     if not server_devices(knobs) or knobs.keys() != probed_knobs.keys():
         return None
@@ -195,7 +198,7 @@ def dominated(
     allowed_bytes: int | None,
     speeds: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
-    """Return keys of candidates that need no probe, each with the first reason that was found.
+    """Return the keys of candidates that need no probe, each with the first reason.
 
     Args:
         records: all probes; those that say nothing are passed over.

@@ -1,4 +1,4 @@
-"""Ways to spread a training that only save memory where there is enough of it. Pure.
+"""Shardings that only save memory where there is enough of it. Pure.
 
 A higher stage of ZeRO divides more and exchanges more, and what is offloaded has to come back.
 Where a probe fitted that divides less, with all else the same, one that divides more is pointless -

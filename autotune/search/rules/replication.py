@@ -1,4 +1,4 @@
-"""Which of the fastest have to be measured again before their order is certain. Pure."""
+"""The fastest candidates that have to be measured again before their order is certain. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from autotune.search.sampler.improvement import expected_gain
 
 MOST_CONTENDERS = 3
 MOST_READINGS = 4
-"""Probes of one candidate; beyond them it is a tie."""
+"""The most probes of one candidate; beyond them it is a tie."""
 CERTAIN = 2.0
 """Standard errors between two means that make their order certain (about 95%)."""
 
@@ -35,12 +35,12 @@ def contenders(ranked: Sequence[Ranked], sd: float) -> list[Ranked]:
 
 
 def lag(first: Ranked, rival: Ranked) -> float:
-    """Return how much `rival` is slower (logarithm; about: relative)."""
+    """Return by how much `rival` is slower, in logarithms (about: relative)."""
     return math.log(first.tokens_per_s / rival.tokens_per_s)
 
 
 def error_of_lag(first: Ranked, rival: Ranked, sd: float) -> float:
-    """Standard error of the lag (`lag`)."""
+    """Return the standard error of the lag (`lag`)."""
     return math.hypot(_error(first, sd), _error(rival, sd))
 
 
@@ -53,7 +53,8 @@ def _error(ranked: Ranked, sd: float) -> float:
 
 
 def gain_of_a_round(group: Sequence[Ranked], sd: float) -> float:
-    """Return relative speed that is lost if the order stays as it is: what a round can win at most.
+    """Return the relative speed that is lost if the order stays as it is: the most that a round can
+    win.
 
     The expected improvement of the likeliest rival over the first, by what is known now.
     """

@@ -1,4 +1,4 @@
-"""When the search ends, and why. Pure."""
+"""The end of a search, and its reason. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from autotune.units import format_seconds
 
 LEAST_PROBES = 3
 LEAST_GAIN = 0.01
-"""Expected gain worth a probe where the measurements do not tell how long the job is."""
+"""Expected gain that is worth a probe where the measurements do not show how long the job is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ STARTUP_TRIALS = 5
 
 
 def inner_sampler(name: str, seed: int) -> BaseSampler | None:
-    """Optuna's sampler of a name; None: take the candidates in their order."""
+    """Return Optuna's sampler of a name; None: take the candidates in their order."""
     if name == "tpe":
         return TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
     if name == "gp":
@@ -36,7 +36,7 @@ def inner_sampler(name: str, seed: int) -> BaseSampler | None:
 
 
 class FeasibleSampler(BesideCandidates):
-    """Proposes only members of `feasible` that no finished or running trial has.
+    """A sampler that proposes only members of `feasible` that no finished or running trial has.
 
     Args:
         distributions: of all free knobs.
@@ -65,7 +65,7 @@ class FeasibleSampler(BesideCandidates):
         self._sampler = sampler
 
     def leave_out(self, params: Sequence[Params]) -> None:
-        """Propose these no more, from now on (and only these)."""
+        """Exclude these, and only these, from all further proposals."""
         self._left_out = params
 
     def infer_relative_search_space(
@@ -108,7 +108,7 @@ class FeasibleSampler(BesideCandidates):
         return min(new, key=lambda params: sum(params[k] != v for k, v in proposal.items()))
 
     def reseed_rng(self) -> None:
-        """Fresh randomness in another worker."""
+        """Renew the randomness in another worker."""
         super().reseed_rng()
         self._random.seed()
         if self._sampler is not None:
@@ -116,5 +116,5 @@ class FeasibleSampler(BesideCandidates):
 
 
 def _counts(trial: FrozenTrial) -> bool:
-    """True if a trial says something of its candidate (an interrupted or busy one does not)."""
+    """True if a trial counts for its candidate (an interrupted or busy one does not)."""
     return trial.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

@@ -1,4 +1,5 @@
-"""What a study's trials say of all candidates: how fast, whether they fit, whether they run. Pure.
+"""Beliefs about all candidates from a study's trials: how fast, whether they fit, whether they run.
+Pure.
 
 Trials are read as any Optuna study has them: the value, the intermediate values, the constraint
 `memory` (bytes beyond what is allowed; of a pruned trial a lower bound).
@@ -16,21 +17,22 @@ from autotune.search.sampler.improvement import expected_gain, normal
 from autotune.search.sampler.surrogate import Array, Point, Scales, Surrogate
 
 NOISE = 0.03
-"""Standard deviation of one probe against another of the same candidate, relative."""
+"""Relative standard deviation of one probe against another of the same candidate."""
 STOPPED_NOISE = 0.06
-"""The same of a probe that was stopped early: it saw less."""
+"""Relative standard deviation of a probe that was stopped early: it measured less."""
 SPEED = Scales(shared=1.0, terms=(0.3,), knob=0.08)
 OWN_SPEED, UNKNOWN_SPEED = 0.06, 0.5
-"""What of a speed's error is its own: where it was estimated, and where nobody knew it."""
+"""The part of a speed's error that is its own: where it was estimated, and where it was not."""
 PEAK_NOISE, LEAST_NOISE = 0.01, 0.05
-"""Standard deviation of a measured peak, and of one that is a lower bound, relative."""
+"""Relative standard deviation of a measured peak, and of one that is a lower bound."""
 UNKNOWN_FITS, PRIOR_PROBES = 0.5, 0.3
-"""Probability to fit where nobody estimated the memory, and as how many probes it counts."""
+"""Probability to fit where the memory was not estimated, and the number of probes that it counts
+as."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialReading:
-    """What one finished trial says of candidate `index`. What it does not say is None.
+    """The reading of a finished trial of candidate `index`; a field that it lacks is None.
 
     Attributes:
         log_speed: of the objective.
@@ -68,7 +70,8 @@ class Beliefs:
     best: float | None
 
     def improvement(self) -> Array:
-        """Return expected gain in the logarithm of the speed over the best, by running and fitting.
+        """Return the expected gain in the logarithm of the speed over the best, by running and
+        fitting.
 
         Before anything fits: the expected speed itself, relative to the fastest expected.
         """
@@ -80,7 +83,7 @@ class Beliefs:
 
 
 class Believer:
-    """Turns readings of trials into beliefs.
+    """A model that turns readings of trials into beliefs.
 
     Args:
         params: of each candidate.
@@ -133,7 +136,7 @@ class Believer:
         )
 
     def _is_against(self, trial: TrialReading) -> bool:
-        """True if it says that the candidate may not be recommended, whatever others say of it."""
+        """True if a trial rules its candidate out, whatever others show."""
         if trial.failed or trial.at_least:
             return True
         if self._allowed_bytes is None or trial.peak_bytes is None:
@@ -141,7 +144,7 @@ class Believer:
         return trial.peak_bytes > self._allowed_bytes
 
     def peaks(self, trials: Sequence[TrialReading]) -> tuple[Array, Array]:
-        """(mean, standard deviation) of the logarithm of each candidate's peak memory.
+        """Return (mean, standard deviation) of the logarithm of each candidate's peak memory.
 
         An out-of-memory says "at least": it counts where that is more than was expected.
         """
@@ -156,19 +159,20 @@ class Believer:
         return self._memory.posterior([*readings, *peaks_beyond]) if peaks_beyond else (mean, sd)
 
     def _fits(self, trials: Sequence[TrialReading]) -> tuple[Array, Array]:
-        """(probability to fit, what orders candidates by it also where it is as good as 0 or 1)."""
+        """Return (probability to fit, a value that orders candidates where that is as good as
+        0)."""
         if self._allowed_bytes is None:
             return np.ones(len(self._params)), np.zeros(len(self._params))
         mean, sd = self.peaks(trials)
         room = (math.log(max(self._allowed_bytes, 1.0)) - mean) / sd
         fits, unknown = np.array([normal(sds) for sds in room]), self._without_estimate
         if unknown.any():
-            fits = np.where(unknown, self._fits_as_its_like(trials), fits)
+            fits = np.where(unknown, self._similar_fit_rate(trials), fits)
         return fits, np.where((room < -5) & ~unknown, room, 0.0)
 
-    def _fits_as_its_like(self, trials: Sequence[TrialReading]) -> Array:
-        """Return how often candidates fit that are like each one, the more alike the more they
-        count."""
+    def _similar_fit_rate(self, trials: Sequence[TrialReading]) -> Array:
+        """Return the share of similar candidates that fit, for each candidate; the more similar,
+        the more they count."""
         fitted = np.full(len(self._params), UNKNOWN_FITS * PRIOR_PROBES)
         seen = np.full(len(self._params), PRIOR_PROBES)
         for trial in trials:
@@ -179,8 +183,8 @@ class Believer:
         return np.asarray(fitted / seen)
 
     def _runs(self, trials: Sequence[TrialReading]) -> Array:
-        """Return a candidate runs as often as the knob value of its that failed most: a value that
-        was only ever seen to fail is doubted, one that ran with other values is not."""
+        """Return the probability that each candidate runs, by the knob value that failed most: a
+        value that always failed is doubted, one that ran with other values is not."""
         failing_params = [self._params[trial.index] for trial in trials if trial.failed]
         if not failing_params:
             return np.ones(len(self._params))
@@ -196,7 +200,8 @@ def _speed_point(params: Params, expected: Expected) -> Point:
 
 
 def _memory_point(params: Params, expected: Expected, residual: Residual) -> Point:
-    """Return a process's peak is what tensors take and what lies beside them: both may be off."""
+    """Return the point of a process's peak: what tensors take, and what lies beside them; both may
+    be off."""
     own_sigma = residual.relative_sigma
     if expected.peak_bytes is None:
         return Point(params=params, value=None, shares=(), own_sigma=own_sigma)
@@ -209,7 +214,7 @@ def _memory_point(params: Params, expected: Expected, residual: Residual) -> Poi
 
 
 def memory_scales(residual: Residual) -> Scales:
-    """Return what is assumed of memory estimates, as scales of their errors."""
+    """Return the assumed errors of memory estimates, as scales."""
     offset_sigma = residual.sigma_bytes / residual.offset_bytes if residual.offset_bytes else 0.0
     return Scales(
         shared=0.0, terms=(residual.bias_sigma, offset_sigma), knob=residual.relative_sigma / 2
@@ -229,7 +234,6 @@ def _least_chance(
 
 
 def best_new(beliefs: Beliefs, new: Sequence[int]) -> int:
-    """Return the candidate that promises most; of equals the likeliest to fit, of those the
-    first."""
+    """Return the most promising candidate; among equals the likeliest to fit, then the first."""
     gain = beliefs.improvement()
     return min(new, key=lambda n: (-float(gain[n]), -float(beliefs.order_of_fit[n]), n))

@@ -1,4 +1,4 @@
-"""What a sampler is told of a candidate before any probe. Pure."""
+"""A sampler's knowledge of a candidate before any probe. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Expected:
     relative_sigma: float = 0.0
 
     def check(self) -> None:
-        """Refuse what no device can do.
+        """Refuse values that no device can have.
 
         Raises:
             ValueError: a speed or a peak is no finite number above 0.
@@ -70,5 +70,5 @@ def _label(value: Any) -> str:
 
 
 def names_of(all_params: Sequence[Params]) -> list[str]:
-    """Return every name in any of them, in order."""
+    """Return every name that occurs in any of them, in order."""
     return sorted({name for params in all_params for name in params})

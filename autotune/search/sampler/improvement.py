@@ -4,7 +4,7 @@ import math
 
 
 def normal(z: float) -> float:
-    """Return probability that a standard normal value is below `z`."""
+    """Return the probability that a standard normal value is below `z`."""
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
 

@@ -29,7 +29,7 @@ def params_of(space: SearchSpace, candidate: Candidate) -> dict[str, Any]:
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """Optuna's distributions of all free knobs, by name."""
+    """Return Optuna's distributions of all free knobs, by name."""
     return {
         knob.name: CategoricalDistribution([choice(value) for value in knob.values])
         for knob in space.free_knobs
@@ -37,7 +37,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 
 def expected_of(estimate: Estimate | None) -> Expected:
-    """Return what an estimate tells a sampler."""
+    """Return an estimate as a sampler takes it."""
     if estimate is None:
         return NOTHING_KNOWN
     shares: tuple[float, ...] = ()

@@ -1,4 +1,4 @@
-"""Which candidate to probe next: the one from which most is to be gained, by its estimate.
+"""The sampler that proposes the candidate with the most to gain, by its estimate.
 
 An `optuna.samplers.BaseSampler` over enumerated candidates, for any Optuna study with one
 objective:
@@ -43,13 +43,13 @@ from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Params, Re
 FIXED = "fixed_params"
 """Where Optuna keeps the parameters of an enqueued trial."""
 ERROR = "relative_error"
-"""The attribute of a trial that tells how well its value is known."""
+"""The attribute of a trial that states how well its value is known."""
 MEMORY = "memory"
-"""The constraint that tells by how many bytes a trial exceeds what is allowed."""
+"""The constraint that states by how many bytes a trial exceeds what is allowed."""
 
 
 class BesideCandidates(BaseSampler):
-    """What a sampler of whole candidates leaves to one of Optuna's: parameters outside them."""
+    """A sampler of whole candidates that leaves other parameters to one of Optuna's."""
 
     def __init__(self, fallback: BaseSampler) -> None:
         self._fallback = fallback
@@ -65,12 +65,12 @@ class BesideCandidates(BaseSampler):
         return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
-        """Fresh randomness in another worker."""
+        """Renew the randomness in another worker."""
         self._fallback.reseed_rng()
 
 
 class EstimateGuidedSampler(BesideCandidates):
-    """Proposes the candidate with most to gain, none twice.
+    """A sampler that proposes the candidate with most to gain, none twice.
 
     Args:
         distributions: of every parameter of a candidate.
@@ -115,25 +115,25 @@ class EstimateGuidedSampler(BesideCandidates):
         self._out_indices: set[int] = set()
         self._lock = threading.Lock()
         self._proposed: dict[tuple[str, int], int] = {}
-        """What trials got whose parameters are not stored yet, by study and number."""
+        """Parameters given to trials that have not stored them yet, by study and number."""
 
     def leave_out(self, params: Sequence[Params]) -> None:
-        """Propose these no more, from now on (and only these)."""
+        """Exclude these, and only these, from all further proposals."""
         self._out_indices = {self._index[key_of(p)] for p in params}
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
-        """Return what the trials of `study` say of all candidates."""
+        """Return the beliefs about all candidates after the trials of `study`."""
         return self._believer.beliefs(self._readings(study))
 
     def gain(self, study: optuna.Study) -> float:
-        """Return expected improvement (logarithm of the speed) of the next proposal; 0: none is
+        """Return the expected improvement (logarithm of the speed) of the next proposal; 0: none is
         left."""
         new = self._new(study)
         beliefs = self.beliefs(study)
         return float(beliefs.improvement()[new].max()) if new else 0.0
 
     def expected_values(self, study: optuna.Study) -> dict[object, float]:
-        """Believed speed of each candidate, by `key_of` its parameters."""
+        """Return the believed speed of each candidate, by `key_of` its parameters."""
         speeds = np.exp(self.beliefs(study).mean)
         return {key: float(speeds[n]) for key, n in self._index.items()}
 
@@ -174,7 +174,7 @@ class EstimateGuidedSampler(BesideCandidates):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Inside `optimize`: stop when there is nothing left to propose."""
+        """Stop `optimize` when there is nothing left to propose."""
         if self._candidates and state != TrialState.FAIL and not self._new(study):
             with contextlib.suppress(RuntimeError):  # outside `optimize`, whoever asks decides
                 study.stop()
@@ -194,7 +194,7 @@ class EstimateGuidedSampler(BesideCandidates):
         ]
 
     def _index_of(self, trial: FrozenTrial) -> int | None:
-        """Return which candidate a trial is of; its other parameters do not matter."""
+        """Return the index of a trial's candidate; its other parameters do not matter."""
         params = {
             name: value for name, value in trial.params.items() if name in self._distributions
         }

@@ -1,4 +1,4 @@
-"""What is believed of candidates: estimates, corrected by what was measured. Pure.
+"""Beliefs about candidates: estimates, corrected by measurements. Pure.
 
 The logarithm of (measured / expected) is a Gaussian process over candidates (Rasmussen and Williams
 2006, algorithm 2.1) with the covariance
@@ -35,7 +35,7 @@ class Scales:
 
     shared: float
     terms: tuple[float, ...]
-    """Of each share; of further shares as of the last."""
+    """Scale of each share; further shares have that of the last."""
     knob: float
 
 
@@ -44,7 +44,7 @@ class Point:
     """One candidate, or a reading of an earlier study.
 
     Attributes:
-        value: expected; None: nobody knows.
+        value: expected; None: not known.
         shares: what the value is made of, adding up to 1.
         own_sigma: standard deviation of what is like no other candidate's error.
     """
@@ -78,24 +78,25 @@ class Surrogate:
         self._rows: dict[int, Array] = {}
 
     def _row(self, index: int) -> Array:
-        """Covariance of a point with every point; readings do not change it."""
+        """Return the covariance of a point with every point; readings do not change it."""
         if index not in self._rows:
             self._rows[index] = self._features.covariance(index)
         return self._rows[index]
 
     def likeness_to(self, index: int) -> Array:
-        """Return how like each candidate is to the one at `index` in all its knobs: 1 where the
+        """Return how similar each candidate is to the one at `index` in all its knobs: 1 where the
         same."""
         return self._features.likeness(index)[1][: self._count]
 
     def _prior(self, logs: Sequence[float]) -> Array:
-        """Logarithms of the expected values; where there is none, of a middling one."""
+        """Return the logarithms of the expected values; the mean of the known ones where there is
+        none."""
         known_logs = [math.log(value) for value in self._values if value] or list(logs) or [0.0]
         middling = sum(known_logs) / len(known_logs)
         return np.array([math.log(value) if value else middling for value in self._values])
 
     def posterior(self, measurements: Sequence[tuple[int, float, float]]) -> tuple[Array, Array]:
-        """(mean, standard deviation) of the logarithm of each candidate's value.
+        """Return (mean, standard deviation) of the logarithm of each candidate's value.
 
         Args:
             measurements: (candidate, logarithm of the measured value, standard deviation of that).
@@ -136,7 +137,8 @@ class _Features:
         self.variance = scales.shared**2 + shares + knobs + self._own_sigma**2
 
     def likeness(self, index: int) -> tuple[Array, Array]:
-        """Return how like every point is to the one at `index`: (sum over the knobs, product)."""
+        """Return how similar every point is to the one at `index`: (sum over the knobs,
+        product)."""
         knobs, product = np.zeros(len(self._own_sigma)), np.ones(len(self._own_sigma))
         for values, ordered in self._columns:
             distance = values - values[index]
@@ -148,7 +150,7 @@ class _Features:
         return knobs, product
 
     def covariance(self, index: int) -> Array:
-        """Covariance of the point at `index` with every point: one number for each."""
+        """Return the covariance of the point at `index` with every point: one number for each."""
         knobs, product = self.likeness(index)
         shares = self._shares @ self._shares[index]
         own_part = self._own_sigma * self._own_sigma[index] * product
@@ -156,7 +158,7 @@ class _Features:
 
 
 def _column(values: Sequence[object]) -> tuple[Array, bool]:
-    """Return a knob in all points: numbers above 0 in doublings, anything else by its name."""
+    """Return the values of a knob in all points: numbers above 0 in doublings, others by name."""
     numbers = [
         value for value in values if isinstance(value, int | float) and not isinstance(value, bool)
     ]
