@@ -31,7 +31,7 @@ GUARDS = {
     "ranks": ("autotune/probe", "autotune/training", "autotune/space/sharding"),
     "rehearsals": ("scripts/gpu_memory.py", "scripts/gpu.sh", "benchmarks/gpu_memory"),
     "scripts": ("autotune/script",),
-    "service": ("autotune/server", "autotune/client.py"),
+    "service": ("autotune/server", "autotune/client.py", "autotune/search/storage.py"),
     "virtual_gpu": ("autotune/probe", "autotune/process", "autotune/training", "autotune/doctor")
     + ("autotune/facts/devices.py", "tests/virtual_gpu"),
 }
