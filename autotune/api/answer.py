@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Answer(ABC):
-    """What to train a job with, and how that is known: of a plan by estimate, of a run by
-    measurement.
+    """The configuration to train a job with, and how that is known: of a plan by estimate, of a run
+    by measurement.
 
     Where nothing fits it says so: `fits` is False, `knobs` and the figures are None, and `lines`
     name ways out. In a notebook it is shown with a table of what there is to choose from.
@@ -26,7 +26,7 @@ class Answer(ABC):
     @property
     @abstractmethod
     def lines(self) -> tuple[str, ...]:
-        """What to use, why, and what is assumed or left open, as sentences."""
+        """The configuration, its reasons, and what is assumed or left open, as sentences."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class Answer(ABC):
     @property
     @abstractmethod
     def peak_memory_bytes(self) -> int | None:
-        """Of the process that takes most of its device."""
+        """The peak of the process that takes most of its device, in bytes."""
 
     @property
     @abstractmethod
@@ -76,7 +76,7 @@ class Answer(ABC):
 
     @property
     def text(self) -> str:
-        """What to use, in a sentence."""
+        """The configuration in a sentence."""
         return self.lines[0]
 
     @property

@@ -12,7 +12,7 @@ FIGURE = "#"
 
 
 def answer_html(lines: Sequence[str], table: Table | None, below: Sequence[str]) -> str:
-    """Sentences, the first of them bold, and a table with what is said below it."""
+    """Return sentences, the first of them bold, and a table with what is said below it."""
     first, *rest = map(_text, lines)
     parts = [_LINES.format("\n".join([f"<b>{first}</b>", *rest]))]
     if table is not None:

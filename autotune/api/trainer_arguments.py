@@ -52,7 +52,7 @@ def peft_config(chosen: Settings) -> Any:
 
 
 def _parsed(chosen: Settings, fields: dict[str, Any]) -> tuple[Any, Any]:
-    """(training arguments, ModelConfig)."""
+    """Return (training arguments, ModelConfig)."""
     from autotune.training.family import Family
     from autotune.training.registry import family
 
@@ -84,7 +84,7 @@ def _parsed(chosen: Settings, fields: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _warn_of_processes(chosen: Settings) -> None:
-    """Several processes, and DeepSpeed and FSDP, are the launcher's to set up."""
+    """Warn that several processes, DeepSpeed and FSDP are the launcher's to set up."""
     if not chosen.sharding.in_group or LAUNCHED in os.environ:
         return
     warnings.warn(

@@ -57,7 +57,7 @@ class MeasuredAnswer(Answer):
 
     @property
     def outcome(self) -> str:
-        """How the run ended, in a word."""
+        """The end of the run, in a word."""
         return self.result.outcome
 
     @property

@@ -46,7 +46,7 @@ class Companion:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ def about_machine(facts: Facts, limit_bytes: int) -> Pairs:
 
 
 def about_versions(facts: Facts, info: Mapping[str, Any]) -> Pairs:
-    """Versions of autotune and of the stack, and when the run started.
+    """Return the versions of autotune and of the stack, and when the run started.
 
     Args:
         info: run.json.
@@ -67,7 +67,7 @@ def about_versions(facts: Facts, info: Mapping[str, Any]) -> Pairs:
 
 
 def again(run: RunFolder, info: Mapping[str, Any], *, ended: bool) -> Pairs:
-    """(what for, command) to train, to check and to repeat.
+    """Return (what for, command) to train, to check and to repeat.
 
     Args:
         ended: whether the run came to its own end.

@@ -13,7 +13,7 @@ Standing = Literal["recommended", "ok", "over headroom", "failed", "cut short"]
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What was estimated of a candidate before any probe."""
+    """The estimate of a candidate before any probe."""
 
     tokens_per_s: float | None
     peak_memory_bytes: int
@@ -65,7 +65,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What is recommended, or, before there is that, the best so far.
+    """The recommended candidate, or the best so far.
 
     Attributes:
         text: the candidate in words; it and the figures are None where the study does not hold
@@ -127,7 +127,7 @@ class Worth:
 
 @dataclass(frozen=True, kw_only=True)
 class KnobWorth:
-    """What the values of a knob are worth."""
+    """The worth of each value of a knob."""
 
     name: str
     why: str

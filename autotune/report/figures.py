@@ -159,7 +159,7 @@ def _time(probes: Sequence[Probe]) -> Figure | None:
 
 
 def _best_so_far(probes: Sequence[Probe]) -> list[tuple[float, float]]:
-    """(minutes, tokens/s) of the fastest within memory until then."""
+    """Return (minutes, tokens/s) of the fastest within memory until then."""
     best: list[tuple[float, float]] = []
     for probe in probes:
         minutes = (probe.began_s + probe.seconds) / 60

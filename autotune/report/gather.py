@@ -40,7 +40,7 @@ _HEADLINES = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Gathered:
-    """What the parts of a report are made of.
+    """The data that the parts of a report are made of.
 
     Attributes:
         ranking: the recommendation as the probes give it; None: nothing can be recommended.
@@ -158,7 +158,7 @@ def _headline(gathered: _Gathered) -> str:
 
 
 def _nearest(nothing: NothingFits | None) -> str:
-    """By how much the nearest is short."""
+    """Return the bytes that the nearest candidate is short of."""
     if nothing is None or nothing.nearest is None or nothing.short_bytes is None:
         return "" if nothing is None or nothing.why is None else f" {nothing.why}."
     least = "at least " if nothing.short_is_lower_bound else ""
@@ -213,7 +213,7 @@ def runner_up(past: PastRun, ranking: Recommendation) -> Ranked | None:
 
 
 def _compared_candidates(gathered: _Gathered) -> dict[str, tuple[str, Candidate]]:
-    """By key: what the candidates are whose memory is shown."""
+    """Map the keys of the candidates whose memory is shown to their words."""
     past, ranking = gathered.past, gathered.ranking
     wanted: list[tuple[str, Candidate]] = []
     if ranking is not None:

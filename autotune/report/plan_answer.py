@@ -143,7 +143,7 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
 
 
 def nothing_fits_lines(plan: Plan) -> Iterator[str]:
-    """That nothing fits, by how much, and what would."""
+    """Return the lines that say that nothing fits, by how much, and what would."""
     candidate, estimate = min(plan.ranked(), key=leanness)
     choice = Choice(candidate=candidate, estimate=estimate, folded=1)
     limit = format_bytes(plan.limit_bytes)

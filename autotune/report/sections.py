@@ -107,7 +107,7 @@ def speed_text(speed: float | None, uncertainty: float | None = None) -> str:
 
 
 def size_text(size: int | None) -> str:
-    """`1.25 GiB`."""
+    """Return a size as text: `1.25 GiB`."""
     return NOTHING if size is None else format_bytes(size)
 
 

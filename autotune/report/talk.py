@@ -6,5 +6,5 @@ from autotune.errors import visible
 
 
 def say(text: str) -> None:
-    """A line on stderr, which a notebook shows below the cell."""
+    """Print a line on stderr, which a notebook shows below the cell."""
     print(visible(text), file=sys.stderr, flush=True)

@@ -60,5 +60,5 @@ def _word(name: str, value: KnobValue) -> str:
 
 
 def install_text(packages: Sequence[str]) -> str:
-    """`Install on the training machine: flash-attn.`"""
+    """Return `Install on the training machine: flash-attn.`"""
     return f"Install on the training machine: {', '.join(packages)}."

@@ -19,7 +19,7 @@ class OutOfTime(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """So many seconds for everything, from now on; None: as long as it takes."""
+    """A limit of seconds for everything from now on; None: as long as it takes."""
 
     total_s: float | None = None
     began: float = field(default_factory=time.monotonic)

@@ -145,7 +145,7 @@ class Expectations:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What the probes say of the estimates.
+    """The estimates beside the probes' measurements.
 
     Attributes:
         residual: the correction of memory estimates, and its uncertainty.

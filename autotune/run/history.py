@@ -114,7 +114,7 @@ class History:
 
 
 def subject(job: Job, facts: Facts) -> str:
-    """Of what a row speaks: rows of another subject are of no use."""
+    """Return the subject of a row; rows of other subjects are of no use."""
     model = facts.model
     shape = (model.model_type, model.parameters, model.hidden_size, model.layers, model.vocab_size)
     several = [job.devices.total] if job.devices.total > 1 else []

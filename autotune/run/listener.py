@@ -103,55 +103,55 @@ class Listener(Progress):
     """A follower of a run; this one says nothing."""
 
     def waiting(self, holder: str) -> None:
-        """Another process has the devices; this one waits."""
+        """Note that another process has the devices and this one waits."""
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
-        """The space is known and the search begins."""
+        """Note that the space is known and the search begins."""
 
     def ruled_out(self, reasons: Mapping[str, str]) -> None:
-        """These candidates, by key, need no probe now, each for its reason."""
+        """Note that these candidates, by key, need no probe now, each for its reason."""
 
     def restored(self, probes: int, fault: str) -> None:
-        """The study was gone: it was made anew of so many probes."""
+        """Note that the study was gone and was made anew from this many probes."""
 
     def unestimated(self, seconds: float) -> None:
-        """The traces did not end within their part of the total budget: formulas stand for them."""
+        """Note that traces did not end within their part of the budget: formulas stand for them."""
 
     def expecting(self, expectations: Expectations) -> None:
-        """What is expected of each candidate is known."""
+        """Note that each candidate has an estimate."""
 
     def standing(self, standing: Standing) -> None:
-        """The search is between two probes."""
+        """Note that the search is between two probes."""
 
     def probing(self, number: int, candidate: Candidate) -> None:
-        """A probe starts."""
+        """Note that a probe starts."""
 
     def stepping(self, steps: ProbeSteps) -> None:
-        """The running probe has got so far."""
+        """Note how far the running probe is."""
 
     def probed(self, record: Record) -> None:
-        """A probe has ended."""
+        """Note that a probe has ended."""
 
     def stopped(self, reason: str) -> None:
-        """The search has ended."""
+        """Note that the search has ended."""
 
     def settling(self, group: Sequence[Ranked]) -> None:
-        """The fastest are measured again, in turns."""
+        """Note that the fastest are measured again, in turns."""
 
     def verifying(self, recommendation: Recommendation) -> None:
-        """A bundle is being launched."""
+        """Note that a bundle is being launched."""
 
     def verification_stage(self, stage: str, seconds: float) -> None:
-        """A stage of a verification is over (`rehearse.py` has their names)."""
+        """Note that a stage of a verification is over (`rehearse.py` has their names)."""
 
     def verified(self, verification: Verification) -> None:
-        """The launch has ended."""
+        """Note that the launch has ended."""
 
     def trying(self, text: str) -> None:
-        """Nothing fits, and a change of the job is tried."""
+        """Note that nothing fits and a change of the job is tried."""
 
     def remarked(self, text: str) -> None:
-        """Something is to be said that is no event of the run."""
+        """Note a remark that is no event of the run."""
 
 
 def _each(event: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate[Any, _P], None]:

@@ -45,7 +45,7 @@ def before_the_search(total: str) -> Result:
 
 
 def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
-    """Of a run without a stable candidate: that others took the cores while probes that fit ran;
+    """Return the problem of a run whose probes that fit ran while others took the cores;
     None: there was no such probe."""
     measured = [record.measurement for record in records if record.measurement is not None]
     busy = [measurement for measurement in measured if measurement.outcome == "busy"]

@@ -74,7 +74,7 @@ class PastRun:
 
     @property
     def unprobed(self) -> tuple[UnprobedValue, ...]:
-        """What the job lists under `recipe:` and no probe has measured."""
+        """The values under `recipe:` that no probe has measured."""
         return unprobed_values(
             self.job,
             self.space,
@@ -150,7 +150,7 @@ class PastRun:
         return stored.verification
 
     def changed_files(self, recommendation: Recommendation) -> list[str]:
-        """Files that a launch reads or runs, and that are not as the run emits them."""
+        """Return the files that a launch reads or runs, and that are not as the run emits them."""
         files, method = self.files(recommendation, None), METHODS[self.job.method]
         launched = (method.config_file, "accelerate.yaml", "launch.sh", DEEPSPEED_FILE)
         return [

@@ -44,7 +44,7 @@ from autotune.space.settings import settings
 
 
 def refuse_used(folder: Path) -> None:
-    """A bundle is written into a folder that is new or empty, and can be written.
+    """Refuse a folder that is neither new nor empty, or that cannot be written.
 
     Raises:
         UserError: something is there, or nothing can be.
@@ -231,7 +231,7 @@ def _forget(run: RunFolder) -> None:
 def _check_candidate(
     candidate: Candidate, definition: SpaceDefinition, job: Job, facts: Facts
 ) -> None:
-    """What was planned has to be a candidate here.
+    """Refuse a plan whose candidate is none here.
 
     Raises:
         MachineError: it is none.

@@ -39,7 +39,8 @@ class UnprobedValue:
 
 
 def measured_labels(knob: str, records: Sequence[Record]) -> set[str]:
-    """Labels of the values of a knob that a probe has come to its own end with, good or bad."""
+    """Return the labels of the values of a knob that a probe has come to its own end with, good or
+    bad."""
     return {
         value_label(record.candidate[knob])
         for record in records
@@ -52,7 +53,7 @@ def measured_labels(knob: str, records: Sequence[Record]) -> set[str]:
 def _unmeasured(
     job: Job, space: SearchSpace, records: Sequence[Record]
 ) -> Iterator[tuple[str, KnobValue, list[Candidate]]]:
-    """(knob, value, its candidates) of each listed value that no probe has measured."""
+    """Yield (knob, value, its candidates) of each listed value that no probe has measured."""
     for knob, values in job.recipe.items():
         if not any(knob in candidate.values for candidate in space.candidates):
             continue

@@ -60,12 +60,12 @@ class Stages:
         self._heard, self._began = heard, time.monotonic()
 
     def over(self, stage: str, seconds: float) -> None:
-        """A stage is over."""
+        """Note that a stage is over."""
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
         self._heard(stage, seconds)
 
     def data_written(self) -> None:
-        """The rows of the launch are written."""
+        """Note that the rows of the launch are written."""
         self.over(DATA, time.monotonic() - self._began)
 
 
@@ -83,7 +83,7 @@ class LaunchStages:
         self._left = [WORST_BATCH, TIMED_STEPS, EVALUATION, SAVE]
 
     def hear(self, when_s: float, line: str) -> None:
-        """A line came so many seconds after the start."""
+        """Take a line that came `seconds` after the start."""
         text = line.lstrip()
         if text.startswith(LOGGED):
             self._step += LOGGING_STEPS
@@ -97,7 +97,7 @@ class LaunchStages:
             self._over(SAVE, when_s)
 
     def ended(self, seconds: float) -> None:
-        """The launch has ended by itself, so many seconds after its start."""
+        """Note that the launch has ended by itself, `seconds` after its start."""
         self._over(END, seconds)
 
     def _over(self, stage: str, when_s: float) -> None:
@@ -125,7 +125,7 @@ class BundleLaunch:
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The log of the launch."""
         return self.run.verification / "launch.log"
 
     def verdict(self, ranked: Ranked) -> Verification:

@@ -34,7 +34,7 @@ from autotune.space.knobs import Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run goes, beside its job.
+    """The settings of a run beside its job.
 
     Attributes:
         sampler: one of `search.SAMPLERS`.
@@ -49,7 +49,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """What would make a job fit of which nothing fits.
+    """The changes that would make a job fit.
 
     Attributes:
         nothing: how far the nearest candidate is from fitting, as well as it is known.
@@ -148,7 +148,7 @@ class Session(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to: `outcome` is `recommended`, `nothing_fits`, `nothing_measured` (no probe
+    """The result of a run: `outcome` is `recommended`, `nothing_fits`, `nothing_measured` (no probe
     told whether anything fits), `nothing_stable` (the machine was too busy) or `interrupted`."""
 
     outcome: str

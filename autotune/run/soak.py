@@ -47,7 +47,7 @@ _UNKNOWN_S = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What a launch held of one kind of memory (`what`), and what it may hold."""
+    """The use of one kind of memory (`what`) by a launch, and its limit."""
 
     what: str
     samples: Samples
@@ -62,7 +62,8 @@ def soak_steps(soak_s: float, step_s: float) -> int:
 
 
 def creep_problems(memory: Memory, parts: Sequence[TimedSteps], job_s: float | None) -> list[str]:
-    """That memory grows on and on, and would pass its limit before the job ends.
+    """Return the problems of memory that grows on and on, and would pass its limit before the job
+    ends.
 
     Whether it grows as fast to the end is looked at by the second and by the step: where others
     take the cores for a while, a leak of each step is slower by the second, and one by the second
@@ -100,7 +101,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _least_held(samples: Samples, parts: Sequence[TimedSteps]) -> list[tuple[float, float]]:
-    """(the middle of each window of time, what is held least in it), once it is warm."""
+    """Return (the middle of each window of time, what is held least in it), once it is warm."""
     began, ended = parts[0].begin_s, parts[-1].end_s
     began += WARM * (ended - began)
     width, least = (ended - began) / WINDOWS, []
@@ -125,7 +126,8 @@ def _lasts(points: Sequence[tuple[float, float]]) -> bool:
 def decay_problems(
     parts: Sequence[TimedSteps], quiet: Sequence[bool], chosen: Ranked
 ) -> list[str] | None:
-    """That a launch gets slower; None: others took the cores, so nothing is known.
+    """Return the problem of a launch that gets slower; None: others took the cores, so nothing is
+    known.
 
     Args:
         quiet: of each part, whether others left it the cores; the rest does not count.

@@ -29,7 +29,7 @@ RESUME = "`autotune run --resume` looks at everything anew"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredChoice:
-    """What `recommendation.json` says, as far as it is read again.
+    """The part of `recommendation.json` that is read again.
 
     Attributes:
         probe: the recommended one.
@@ -46,7 +46,7 @@ class StoredChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEnding:
-    """How a run ended, why its search did, and what it saved."""
+    """The end of a run, the reason its search ended, and what it saved."""
 
     outcome: str
     stop_reason: str
@@ -56,7 +56,7 @@ class StoredEnding:
 
 @dataclass
 class StoredFiles:
-    """What a run can do without; `notes` tell what is left out, and why."""
+    """The files that a run can do without; `notes` name what is left out, and why."""
 
     run: RunFolder
     notes: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class StoredFiles:
 
 @contextlib.contextmanager
 def needed(run: RunFolder, name: str, hint: str) -> Iterator[None]:
-    """Within this block data of a file of the run are used; where they make no sense it is a
+    """Turn data of a run's file that make no sense within this block into a
     message.
 
     Raises:

@@ -34,7 +34,7 @@ LOGGED = ("{'loss'", "{'eps'")
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the launch showed beside what was promised."""
+    """The result of a launch beside what was promised."""
 
     verified: bool
     reason: str
@@ -91,7 +91,7 @@ class TimedSteps:
 
     @property
     def seconds(self) -> float:
-        """What they took."""
+        """The seconds that they took."""
         return self.end_s - self.begin_s
 
     def against_promise(self, chosen: Ranked) -> float:

@@ -20,14 +20,14 @@ PACKAGE = Path(autotune.__file__).parents[1]
 
 
 class Starter(Protocol):
-    """What starts a training, again and again."""
+    """A way to start a training, again and again."""
 
     forked: ClassVar[bool]
     """Whether it is forked from this process, and not a program of its own."""
 
     @property
     def text(self) -> str:
-        """How it is started, in words."""
+        """The way it is started, in words."""
 
     def start(
         self,
@@ -55,7 +55,7 @@ class ScriptCommand:
 
     @classmethod
     def of_script(cls, script: str, arguments: Sequence[str]) -> "ScriptCommand":
-        """`python SCRIPT ARGUMENTS`, with this very interpreter."""
+        """Return `python SCRIPT ARGUMENTS`, with this very interpreter."""
         return cls(words=(sys.executable, script, *arguments))
 
     @property

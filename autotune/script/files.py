@@ -30,7 +30,7 @@ export AUTOTUNE_SCRIPT="${AUTOTUNE_SCRIPT-$here/fields.json}"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptBundle:
-    """What was found for a script.
+    """The configuration that was found for a script.
 
     Attributes:
         words: the command by which the user starts it.

@@ -91,7 +91,8 @@ class ForkedFunction:
         )
 
     def _train(self, folder: ChildFolder, environment: Mapping[str, str], parent: int) -> NoReturn:
-        """In the child: what it says goes to its log; it ends when its training was looked at."""
+        """Train in the child: its output goes to its log, and it ends when its training was looked
+        at."""
         code = 1
         try:
             os.setsid()

@@ -67,7 +67,7 @@ class PastScriptRun:
         )
 
     def _chosen(self, content: Content) -> Chosen | None:
-        """`launch.sh` of a script is started by `--resume`."""
+        """Refuse another candidate: `launch.sh` of a script is started by `--resume`."""
         chosen, stored = content.chosen, self.past.stored
         if chosen is None or (stored is not None and stored.verification is not None):
             return chosen

@@ -17,7 +17,7 @@ TOKENS, CHARACTERS = "tokens", "characters"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest(Message):
-    """What the hook is to do in a script.
+    """The work of the hook in a script.
 
     Attributes:
         mode: `look` reports when training begins, and ends there; `probe` measures a few steps.

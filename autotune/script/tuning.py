@@ -39,7 +39,7 @@ LOOK_S = 60.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScriptResult:
-    """What the search of a script came to.
+    """The result of a script's search.
 
     Attributes:
         result: as of every run.

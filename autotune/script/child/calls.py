@@ -28,7 +28,8 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def other_trainings() -> list[str]:
-    """Places, as `train.py:57`, at which the script that called this trains another time."""
+    """Return the places, as `train.py:57`, at which the script that called this trains another
+    time."""
     return [place for frame in _frames_of_script() for place in _again(frame)]
 
 
@@ -129,5 +130,5 @@ def _is_training(call: ast.Call, scope: Scope) -> bool:
 
 
 def _names_trainer(node: ast.expr) -> bool:
-    """By its last name: `trainer.model` is none."""
+    """True if the last name of an expression is a trainer's: `trainer.model` is none."""
     return "trainer" in ast.unparse(node).rpartition(".")[2].lower()

@@ -125,7 +125,8 @@ def _bare(model: Any) -> Any:
 
 
 def _count(parameter: Any) -> int:
-    """Elements of a parameter, also where DeepSpeed or bitsandbytes hold it in another form."""
+    """Return the number of elements of a parameter, also where DeepSpeed or bitsandbytes hold it in
+    another form."""
     whole = getattr(parameter, "ds_numel", None) or parameter.numel()
     return int(whole) * (2 if type(parameter).__name__ == "Params4bit" else 1)
 

@@ -30,7 +30,7 @@ class ScriptMeter(StepMeter):
     order: FixedOrder | None = None
 
     def sizes(self, position: int, inputs: Any) -> tuple[int, int]:
-        """(tokens, tokens with padding) as they came."""
+        """Return (tokens, tokens with padding) as they came."""
         tokens, padded = observed_size(inputs)
         self._plan.note(position, tokens, padded)
         return tokens, padded

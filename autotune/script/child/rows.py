@@ -77,7 +77,8 @@ def _size(row: Any) -> int | None:
 
 
 def _of_columns(dataset: Any) -> tuple[list[int], str] | None:
-    """Lengths by the columns of a `datasets.Dataset`; None: it is another, or makes rows anew."""
+    """Return lengths by the columns of a `datasets.Dataset`; None: it is another, or makes rows
+    anew."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, dict) or getattr(dataset, "format", {}).get("type") == "custom":
         return None
@@ -125,7 +126,7 @@ class RowPlan:
     _seen: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def note(self, position: int, tokens: int, padded: int) -> None:
-        """A micro-batch has so many tokens, and with padding so many."""
+        """Note the tokens of a micro-batch, without and with padding."""
         if position >= 0:
             self._seen[position] = (tokens, padded)
 
@@ -201,7 +202,7 @@ class FixedOrder(Sampler[int]):
         self._order, self.used = order, False
 
     def sampler(self, *_: Any, **__: Any) -> "FixedOrder":
-        """This, for a trainer that makes its loader."""
+        """Return this, for a trainer that makes its loader."""
         self.used = True
         return self
 
@@ -213,8 +214,8 @@ class FixedOrder(Sampler[int]):
 
 
 def observed_size(inputs: Any) -> tuple[int, int]:
-    """(tokens, tokens with padding) of a micro-batch as the collator formed it; rows where it holds
-    no tokens."""
+    """Return (tokens, tokens with padding) of a micro-batch as the collator formed it; rows where
+    it holds no tokens."""
     tensors = {n: v for n, v in getattr(inputs, "items", dict)() if isinstance(v, torch.Tensor)}
     ids = [v for n, v in tensors.items() if n.endswith("input_ids")]
     masks = [v for n, v in tensors.items() if n.endswith("attention_mask") and v.dim() == 2]

@@ -62,7 +62,7 @@ class Watch:
 
     @property
     def folder(self) -> ChildFolder:
-        """Where this rank writes its reply."""
+        """The folder of this rank's reply."""
         return rank_folder(self.path, self._rank)
 
     def on_parser(self, parser: Any) -> None:
@@ -78,7 +78,8 @@ class Watch:
         parser.parse_args_into_dataclasses = parse_args_into_dataclasses
 
     def before_arguments(self, arguments: Any) -> None:
-        """Arguments are about to be made: what they refuse, they refuse to the candidate."""
+        """Note that arguments are about to be made: what they refuse, they refuse to the
+        candidate."""
         if self.stages.current == "start":
             self.stages.enter("plan")
 
@@ -96,7 +97,7 @@ class Watch:
             arguments.generation_kwargs = {**(arguments.generation_kwargs or {}), name: length}
 
     def arguments_made(self, arguments: Any) -> None:
-        """The device is known from here on, and mostly nothing is on it: its limit begins."""
+        """Begin the limit of the device: it is known from here on, and mostly empty."""
         self.silence(arguments)
         self._made_arguments = True
         self._rank = int(arguments.process_index)
@@ -196,7 +197,8 @@ class Watch:
         )
 
     def _report_failures(self) -> None:
-        """What the script does not catch before it trains is named like what comes later."""
+        """Name faults that the script does not catch before it trains like those that come
+        later."""
         shown = sys.excepthook
 
         def excepthook(kind: Any, error: BaseException, trace: Any) -> None:

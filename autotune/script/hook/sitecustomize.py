@@ -71,7 +71,7 @@ class Hook:
 
     @functools.cached_property
     def _child(self) -> Any:
-        """What looks and measures: autotune's own, which a launch does without."""
+        """The code that looks and measures: autotune's own, which a launch does without."""
         if importlib.util.find_spec("autotune") is None:
             sys.path.append(self.request["package"])
         return importlib.import_module("autotune.script.child.watch").Watch(self.request)
