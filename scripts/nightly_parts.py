@@ -54,7 +54,8 @@ BENCHMARKS = {
     "estimate_rules": "python benchmarks/estimate_rules/run.py --results {out}/rows.jsonl "
     "--only 'qwen2 full bfloat16 checkpointing-off chunked_nll sdpa padded adamw_torch_fused'",
     "formula_first": "python benchmarks/formula_first/run.py benchmarks/formula_first/job.yaml "
-    "--set devices.count=2 --set global_batch_size=2 --results {out}/rows.jsonl",
+    "--set devices.count=2 --set global_batch_size=2 --set fixed.distributed_type=FSDP "
+    "--results {out}/rows.jsonl",
     "gpu_memory": "scripts/gpu.sh memory {out} --rehearse --minutes 0.5",
     "gpu_memory/again": "python -m benchmarks.gpu_memory.again "
     "benchmarks/recorded/gpu-memory-h200-2026-11-26 --device h200 --only qwen2.5-0.5b-full-512 "
@@ -92,7 +93,8 @@ BENCHMARKS = {
     "--only 'zero 3, 2 ranks, 7B, full' --results {out}/rows.jsonl",
     "sharding_exactness": "python benchmarks/sharding_exactness/run.py "
     "--only 'ddp, 2 ranks, llama, sft, LoRA' --results {out}/rows.jsonl",
-    "speed_model": "python benchmarks/speed_model/run.py --count 1 --repeats 0 --cores 1 "
+    "speed_model": "python benchmarks/speed_model/run.py --count 2 --repeats 0 --cores 1 "
+    "--processor-time "
     "--results {out}/rows.jsonl",
     "virtual_gpu": f"{VIRTUAL} -- python benchmarks/virtual_gpu/run.py --first 9 --count 1 "
     "--truth {out}/truth.jsonl --results {out}/rows.jsonl",
@@ -169,9 +171,9 @@ def failure_in(out: Path) -> str:
     for file in (file for file in files if file.suffix == ".jsonl"):
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            problem = row.get("failure") or row.get("outcome") == "crash" and line
-            if problem:
-                return str(problem).strip().splitlines()[-1][:200]
+            ends = (row.get("outcome"), (row.get("measurement") or {}).get("outcome"))
+            if "failure" in row or "crash" in ends:
+                return str(row.get("failure") or line).strip().splitlines()[-1][:200]
     return ""
 
 

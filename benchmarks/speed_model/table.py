@@ -81,6 +81,8 @@ def table(rows: Sequence[Row]) -> str:
     """The whole page."""
     about, probes = rows[0]["about"], rows[1:]
     found = Candidates(probes)
+    if not found.rows:
+        return f"No candidate was measured.\n\n{_failures(probes)}\n"
     parts = [
         "# Estimated against measured step times",
         "Made by `run.py --table` from `results.jsonl`.",

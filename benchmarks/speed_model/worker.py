@@ -84,11 +84,12 @@ class _Clock:
 
 def probe_by_processor_time(path: Path) -> None:
     """A probe that times its steps by the processor's time."""
-    from autotune.probe import step_meter, worker
+    from autotune.probe import ranks_worker
+    from autotune.process import clock
     from autotune.training.patching import replaced
 
-    with replaced(step_meter, "time", _Clock):
-        worker.probe(path)
+    with replaced(clock, "now", time.process_time):
+        ranks_worker.probe(path)
 
 
 def ceilings_by_processor_time(path: Path) -> None:
