@@ -182,7 +182,7 @@ class Client:
             if status < 500 and status not in _OF_THE_SERVICE:
                 return UserError(*problems)
             if status == 401:
-                hint = f"a user's token is taken from the variable {TOKEN}"
+                hint = f"put a user's token into the variable {TOKEN}"
         except (ValueError, KeyError, TypeError):
             what, hint = f"it answered {status}, and not as the service does", _WHERE
             if to := answer.headers.get("Location"):

@@ -83,7 +83,7 @@ def write_predictions(arguments: argparse.Namespace, scratch: Path) -> int:
     name = f"predictions-memory-{arguments.predict}-{today()}.jsonl"
     file = arguments.out or (ROOT / "runs" if arguments.rehearse else RECORDED) / name
     if file.exists():
-        raise user_error("there is such a file", where=str(file), hint="name another")
+        raise user_error("the file exists already", where=str(file), hint="name another")
     made = predict(
         TINY if arguments.rehearse else CASES, arguments.predict, arguments.seed, scratch
     )

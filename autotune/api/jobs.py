@@ -89,7 +89,7 @@ def plain(value: Any, where: str = "") -> Any:
     raise user_error(
         f"a value is a text, a number, true, false, a list or a mapping; this is of type {name}",
         where=where,
-        hint="give it as a job file would have it",
+        hint="write it as in a job file",
     )
 
 

@@ -78,7 +78,7 @@ def _parsed(chosen: Settings, fields: dict[str, Any]) -> tuple[Any, Any]:
             ) from None
         raise machine_error(
             f"the {name} of a training on {device} cannot be made here: {words}",
-            hint="make it where and as it trains, or take the files: `write_bundle(folder)`",
+            hint="make it on the machine that trains, or take the files: `write_bundle(folder)`",
         ) from None
     return parts[1], parts[2]
 

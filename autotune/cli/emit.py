@@ -62,14 +62,14 @@ def command(
         raise user_error("--format does not write deepspeed_auto.json", where="--auto", hint=hint)
     if bundle and probe is not None:
         hint = f"name the run: `autotune emit RUN --probe {probe} --format {form}`"
-        raise user_error("a bundle is of one probe already", where="--probe", hint=hint)
+        raise user_error("a bundle already belongs to one probe", where="--probe", hint=hint)
     if form is not None and bundle:
         return _write_form(_texts_of(run), form, out, as_json)
     past = reopen(run, storage_of(storage))
     print_notes(past.notes)
     target = (out or past.run.bundle).absolute()
     if form is None and out is not None and target.exists():
-        raise user_error("the folder is there already", where=str(out), hint="choose another one")
+        raise user_error("the folder exists already", where=str(out), hint="choose another one")
     recommendation = past.recommendation(probe)
     verification = past.kept_verification(recommendation)
     files = past.files_with_auto if auto else past.files

@@ -26,9 +26,10 @@ _LONGEST = 32
 @click.option(
     "--devices",
     type=click.IntRange(min=1),
-    help="How many train together, in place of what the files say. The global batch counts them.",
+    help="Number of processes that train together, in place of the files'. "
+    "The global batch counts them.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="On how many machines, together.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines, together.")
 @click.option(
     "--as-is",
     is_flag=True,
@@ -62,7 +63,7 @@ def command(
     from autotune.space.job_file.load import judge
 
     if out is not None and out.exists():
-        raise user_error("there is such a file", where=str(out), hint="name another, or move it")
+        raise user_error("the file exists already", where=str(out), hint="name another, or move it")
     wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
     imported, sources = _imported(files, wishes)
     named = {"model": model, "dataset": dataset}

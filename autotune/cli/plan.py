@@ -31,7 +31,7 @@ NOW_COMMANDS = {
 @planned_options
 @record_option
 @click.option(
-    "--all", "every", is_flag=True, help="Every candidate, those that no estimate prefers, too."
+    "--all", "every", is_flag=True, help="Every candidate, also those that no estimate prefers."
 )
 @click.option(
     "--only-default",
@@ -44,7 +44,7 @@ NOW_COMMANDS = {
     is_flag=True,
     help="Trace DeepSpeed and FSDP for every candidate, not for the most promising only (slow).",
 )
-@click.option("--top", type=click.IntRange(min=1), help="Only the first so many rows.")
+@click.option("--top", type=click.IntRange(min=1), help="Only that many rows, from the first.")
 @click.option(
     "--emit",
     metavar="DIR",

@@ -25,13 +25,13 @@ def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--nodes",
             type=click.IntRange(min=1),
-            help="On how many machines, each with so many devices.",
+            help="Number of machines, each with that many devices.",
         ),
         click.option(
             "--devices",
             type=click.IntRange(min=1),
-            help="How many, in place of the job's; how the training is spread over them is "
-            "searched.",
+            help="Number of devices, in place of the job's; autotune searches how to spread the "
+            "training over them.",
         ),
         click.option(
             "--stack",

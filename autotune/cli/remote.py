@@ -53,7 +53,7 @@ def refuse_local(allowed: Collection[str]) -> None:
     problems = [
         Problem(
             where=max(option.opts, key=len) if isinstance(option, click.Option) else "JOB",
-            what="this cannot be told to a service",
+            what="a service does not take this",
             hint="leave it out with --server",
         )
         for option in context.command.params
@@ -129,7 +129,7 @@ def run_there(
 
     id = attach or resume
     if id and not re.fullmatch(r"[0-9a-f]{16}", id):
-        hint = "the service said it when the run was asked for; its pages show it, too"
+        hint = "the service printed it when you asked for the run; its pages show it, too"
         raise user_error(f"`{id}` is not the id of a run", hint=hint)
     client = Client(url)
     bundle = None if out is None else out.absolute() / "bundle"
@@ -173,7 +173,7 @@ def unpack(data: bytes, folder: Path) -> None:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         size = sum(entry.file_size for entry in entries)
         if len(entries) > _MOST_FILES or size > _MOST_BYTES:
-            raise machine_error("the bundle that came is too large", where=where)
+            raise machine_error("the bundle from the service is too large", where=where)
         places = [_place(entry, folder) for entry in entries]
         for entry, place in zip(entries, places, strict=True):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def unpack(data: bytes, folder: Path) -> None:
                 place.chmod(0o755)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise machine_error(
-            f"the file that came cannot be read as a bundle: {error}", where=where
+            f"the bundle from the service cannot be read: {error}", where=where
         ) from None
 
 
@@ -192,7 +192,7 @@ def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     strange = {"..", "/"} & set(name.parts) or "\\" in entry.filename or ":" in entry.filename
     if strange or len(name.parts) < 2 or kind not in (0, stat.S_IFREG):
-        what = f"the bundle that came has a file that no bundle has: {entry.filename}"
+        what = f"the bundle from the service has an unexpected file: {entry.filename}"
         raise machine_error(what, where=str(folder))
     return folder.joinpath(*name.parts[1:])
 

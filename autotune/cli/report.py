@@ -93,7 +93,7 @@ def _of_script(run: Path, storage: str | None) -> Any:
     from autotune.script.past_run import reopen_script
 
     if storage:
-        what = "the run of a script does without this option"
+        what = "the run of a script does not have this option"
         raise user_error(what, where="--storage", hint="leave it out")
     return reopen_script(run)
 
@@ -126,6 +126,6 @@ def _refuse_used(html: Path | None, markdown: Path | None) -> None:
     hint = "name another, or move it"
     for option, file in (("--html", html), ("--markdown", markdown)):
         if file is not None and (file.exists() or file.is_symlink()):
-            raise user_error("there is such a file", where=f"{option} {file}", hint=hint)
+            raise user_error("the file exists already", where=f"{option} {file}", hint=hint)
     if html is not None and markdown is not None and html.absolute() == markdown.absolute():
         raise user_error("--html has the same name", where=f"--markdown {markdown}", hint=hint)

@@ -68,7 +68,7 @@ ADD_SERVER = "add --server URL"
     "--attach", metavar="ID", help="With --server: follow a run that the service has already."
 )
 @record_option
-@click.option("--quiet", is_flag=True, help="Say nothing as it goes, but what went wrong.")
+@click.option("--quiet", is_flag=True, help="Print nothing while it runs, except errors.")
 @json_option
 @guarded
 def command(

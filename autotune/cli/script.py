@@ -77,7 +77,7 @@ def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--command",
         "as_command",
         is_flag=True,
-        help="In place of JOB the command behind `--`, which trains so: `--command -- accelerate "
+        help="Tune the command behind `--` in place of JOB: `--command -- accelerate "
         "launch train.py ...`.",
     )(function)
     return click.option(
@@ -165,7 +165,7 @@ def _refuse_others(
     if job is not None:
         raise user_error("a script is searched without a job", where="JOB", hint=BEHIND)
     if given:
-        what = "the search of a script has another way: it does without this option"
+        what = "the search of a script does not have this option"
         raise user_error(what, where=given[0], hint="leave it out")
     script, as_command = flags["script"], flags["as_command"]
     if resume is not None and (script is not None or as_command):
@@ -186,7 +186,7 @@ def _new_command(script: str | None) -> Any:
         return ScriptCommand.of_script(script, words)
     if not words:
         hint = "for example `autotune run --command -- accelerate launch train.py`"
-        raise user_error("the command has to follow behind `--`", where="--command", hint=hint)
+        raise user_error("the command must follow `--`", where="--command", hint=hint)
     return ScriptCommand(words=words)
 
 

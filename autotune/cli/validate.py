@@ -18,7 +18,7 @@ from autotune.cli.job_options import job_options, json_option, load
     "with_space",
     is_flag=True,
     help="Show what this machine makes of JOB: its knobs, its candidates, and what is excluded. "
-    "Model, data and device are looked at for it.",
+    "This looks at model, data and device.",
 )
 @json_option
 @guarded

@@ -21,8 +21,8 @@ from autotune.units import format_seconds, parse_seconds
 @click.option(
     "--soak",
     metavar="DURATION",
-    help="Where the bundle holds, train it for so long, such as 10m: does memory creep, does speed "
-    "decay?",
+    help="If the bundle holds, train it for this long, such as 10m, to see whether "
+    "memory creeps or speed decays.",
 )
 @json_option
 @guarded

@@ -13,12 +13,12 @@ from autotune.cli.command import guarded
 @click.option(
     "--server-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A file that says its URL, in place of --server.",
+    help="A file that holds the URL, in place of --server.",
 )
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A file with the worker's token; else AUTOTUNE_TOKEN says it.",
+    help="A file with the worker's token; by default AUTOTUNE_TOKEN holds it.",
 )
 @click.option(
     "--folder",
@@ -31,14 +31,18 @@ from autotune.cli.command import guarded
 @click.option(
     "--machine",
     metavar="NAME",
-    help="Name of this machine, where its host name is another's too. Two workers of a machine "
+    help="Name of this machine, if another one has the same host name. Two workers of a machine "
     "share no device.",
 )
-@click.option("--plans", type=click.IntRange(min=0), default=1, help="Plans at once, beside a run.")
+@click.option(
+    "--plans", type=click.IntRange(min=0), default=1, help="Number of plans at once, beside a run."
+)
 @click.option("--no-runs", is_flag=True, help="Only plans: the devices are left alone.")
 @click.option("--no-lengths", is_flag=True, help="Do not plan answers at other lengths, too.")
 @click.option("--plan-memory", default="8GiB", help="Memory for all processes of a plan.")
-@click.option("--keep", default="20GiB", help="For all folders; beyond it the oldest are removed.")
+@click.option(
+    "--keep", default="20GiB", help="Size of all folders; beyond it the oldest are removed."
+)
 @guarded
 def command(
     server: str | None,
@@ -81,7 +85,7 @@ def command(
             return str(server).rstrip("/")
         text = readable_text(server_file, MOST_BYTES)
         if text is None:  # the service may be about to write it
-            raise FileNotFoundError(f"{server_file}: there is no such file of text")
+            raise FileNotFoundError(f"{server_file}: there is no such text file")
         return text.strip()
 
     try:

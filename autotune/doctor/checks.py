@@ -73,7 +73,7 @@ def check_driver(driver: DriverState) -> Finding:
         remedy = "see whether `nvidia-smi` works; a GPU that has fallen off needs a restart"
         return _finding(name, "fail", driver.problem, remedy, source)
     if not driver.gpus:
-        found = "there is no GPU of NVIDIA's to be seen: trainings run on the CPU"
+        found = "no NVIDIA GPU is visible: trainings run on the CPU"
         return _finding(name, "ok", found, "", source)
     newest = f", takes CUDA up to {_dotted(driver.cuda)}" if driver.cuda else ""
     names = sorted({gpu.name for gpu in driver.gpus})
@@ -158,7 +158,7 @@ def check_others(driver: DriverState, visible: Sequence[int]) -> Iterator[Findin
     used = [gpu for gpu in gpus if is_used(gpu)]
     name = "other processes"
     if gpus and not used:
-        yield _finding(name, "ok", "nobody else uses the GPUs", "", "NVML")
+        yield _finding(name, "ok", "no other process uses the GPUs", "", "NVML")
     for gpu in used:
         found = describe_processes(gpu)
         if not gpu.is_busy:

@@ -52,7 +52,7 @@ def check_card(folder: Path, most_bytes: int = _MOST_BYTES) -> None:
                 raise user_error(
                     f"names data outside of its folder: {in_one_line(str(place))[:200]}",
                     where=str(file),
-                    hint="put the files into the folder, and name them as they lie in it",
+                    hint="put the files into the folder, and name them relative to it",
                 )
 
 

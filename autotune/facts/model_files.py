@@ -74,7 +74,7 @@ def _check_files(folder: Path, config: str = "config.json") -> None:
             kind = "a link that leads nowhere" if not file.exists() else "a pipe or a device"
             raise user_error(f"is {kind}, not a file of a model", where=str(file))
         if file.stat().st_size > most and not any(file.match(name) for name in _WEIGHTS):
-            what = f"is larger than {most // 2**20} MiB, which no file of this name is"
+            what = f"is larger than {most // 2**20} MiB, too large for a file of this name"
             raise user_error(what, where=str(file), hint="copy the file again")
 
 
@@ -226,7 +226,7 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], list[Problem]]:
         what = f"not a config: it holds a {type(data).__name__}, not an object"
         return {}, [Problem(where=file, what=what)]
     if not is_writable(json.dumps(data, ensure_ascii=False)):
-        what = "not a config: half of a character (a lone surrogate) is in it"
+        what = "not a config: it holds half of a character (a lone surrogate)"
         return {}, [Problem(where=file, what=what)]
     return data, list(config_problems(data, file))
 
@@ -240,7 +240,7 @@ def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
         yield Problem(where=file, what=what, hint=hint)
     for name in KERNELS:
         if "/" in str(data.get(name, "")):
-            what = f"`{name}` names code of a hub, which nobody has looked at"
+            what = f"`{name}` names code of a hub, which may be harmful"
             hint = "leave it out there; a job may choose: `fixed: {attn_implementation: ...}`"
             yield Problem(where=file, what=what, hint=hint)
     sections = {"": data, "text_config": data.get("text_config")}

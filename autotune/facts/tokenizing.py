@@ -217,7 +217,7 @@ def check_tokens(method: str, rows: Any, vocabulary: int | None, *, sampled: boo
             raise user_error(
                 f"{_named(number, sampled)} has no tokens",
                 where="dataset",
-                hint="take it out, or write something into it",
+                hint="remove it, or fill it in",
             )
     if "labels" in METHODS[method].columns:
         _check_labels(table.column("input_ids"), table.column("labels"), sampled)
@@ -261,5 +261,5 @@ def _check_ids(name: str, column: Any, vocabulary: int, sampled: bool) -> None:
         f"`{name}` of {_named(number, sampled)} has the token {wrong}, and the model knows 0 to "
         f"{vocabulary - 1}",
         where="dataset",
-        hint="they were tokenized for another model, or its tokenizer is of another one",
+        hint="the rows were tokenized for another model, or its tokenizer is another model's",
     )

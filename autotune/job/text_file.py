@@ -33,7 +33,7 @@ def text_of(path: Path, kind: str, most_bytes: int = MOST_BYTES, *, hint: str | 
         raise user_error(f"cannot read the {kind}: {reason}", where=name) from None
     if len(content) > most_bytes:
         size = f"{most_bytes // 2**20} MiB"
-        raise user_error(f"a {kind} has at most {size}, and this is larger", where=name)
+        raise user_error(f"a {kind} has at most {size}, but this is larger", where=name)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

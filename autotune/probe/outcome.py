@@ -197,7 +197,7 @@ def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measure
             memory_limit_bytes=request.memory_limit_bytes,
             inferred=True,
         )
-    reason = "somebody else ended the process that starts probes"
+    reason = "another process ended the process that starts probes"
     return Measurement(outcome="interrupted", reason=reason, inferred=True)
 
 
@@ -238,6 +238,6 @@ def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measu
             inferred=True,
         )
     if ending.by_another:
-        reason = f"somebody else ended it by {name}"
+        reason = f"another process ended it by {name}"
         return Measurement(outcome="interrupted", reason=reason, inferred=True)
     return Measurement(outcome="crash", reason=f"ended by {name}")

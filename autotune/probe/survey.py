@@ -152,12 +152,12 @@ def _without_answer(
     stages = [event["stage"] for event in ending.events if "stage" in event]
     stage = stages[-1] if stages else ""
     what = {
-        "stall": f"no progress for {STALL_S:.0f} s of looking at it: it was given up",
+        "stall": f"no progress for {STALL_S:.0f} s of looking at it: autotune gave up",
         "host": f"looking at it took more than {format_bytes(most)} of the host's memory",
     }
     log = f"; its log is {folder.stderr}" if keeps_log else ""
     if stage and ending.why in what:
-        hint = f"what it holds may have no end, or be too large{log}"
+        hint = f"it may be endless, or too large{log}"
         return user_error(what[ending.why], where=stage, hint=hint)
     if stage and ending.why == "exited" and ending.signal is not None and not ending.by_another:
         hint = f"it may be damaged, such as a JSON file whose first row is null{log}"

@@ -107,7 +107,7 @@ def _opened(path: str, flags: int, mode: int) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        what = "this is a symbolic link, and only a file of autotune's own may be here; remove it"
+        what = "this is a symbolic link, but only autotune's own file may be here; remove it"
         raise OSError(error.errno, what, path) from None
 
 

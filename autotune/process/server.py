@@ -135,7 +135,7 @@ class ChildServer:
                 )
             raise machine_error(
                 f"the training stack cannot be imported{ending_of(self._log)}",
-                hint="`autotune doctor` tells whether a package is missing or broken",
+                hint="`autotune doctor` shows whether a package is missing or broken",
             )
         if ready["event"] == "cuda":
             self.close()
@@ -312,7 +312,7 @@ class ChildWatch:
                 # The child dies with the server, but not what the child has started.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
-                reason = "it did not end when it was to" if self._stop else None
+                reason = "it did not end when it should" if self._stop else None
                 seconds = time.monotonic() - self._began
                 return Ending(why="lost", seconds=seconds, stop_reason=reason)
             if self._stop is None:

@@ -58,8 +58,8 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
     return Problem(
         where="",
         what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
-        "what is fastest cannot be measured so",
-        hint=f"end what else computes here{of_others}, and go on with: {run.resumption}",
+        "so the fastest cannot be measured",
+        hint=f"end the other computations here{of_others}, and go on with: {run.resumption}",
     )
 
 
@@ -104,7 +104,7 @@ def _timed_out(late: Sequence[Record], probes: Sequence[Record], session: Sessio
     share = "all probes" if len(late) == len(probes) else f"{len(late)} of {len(probes)} probes"
     if last.measurement.inferred:
         what = f"{share} timed out; the last: {last.measurement.reason}"
-        hint = "read that log for what it waited for"
+        hint = "that log shows what it waited for"
         return Problem(where=_log(session.run, last), what=what, hint=hint)
     events = ProgressReader(session.run.probe(last.number).progress).new_events()
     steps = sum(event["event"] == "micro_step" for event in events)
@@ -122,7 +122,7 @@ def _failed(probes: Sequence[Record], run: RunFolder) -> Problem:
     assert first.measurement is not None
     outcomes = Counter(r.measurement.outcome for r in probes if r.measurement is not None)
     counts = ", ".join(f"{count} x {outcome}" for outcome, count in outcomes.items())
-    what = f"no probe came to its end ({counts}); the first: {first.measurement.reason}"
+    what = f"no probe finished ({counts}); the first: {first.measurement.reason}"
     return Problem(where=_log(run, first), what=what, hint="read that log")
 
 

@@ -224,12 +224,12 @@ def _without_study(run: RunFolder, fault: str) -> UserError:
         return user_error(
             f"study.db: {fault}, and no probe has left files",
             where=str(run.path),
-            hint="--resume it first",
+            hint="resume it first, with --resume",
         )
     return user_error(
         f"study.db: {fault}, and {probes} probe(s) have left their files",
         where=str(run.path),
-        hint=f"`autotune run --resume {shlex.quote(str(run.path))}` makes it anew of them",
+        hint=f"`autotune run --resume {shlex.quote(str(run.path))}` rebuilds it from them",
     )
 
 

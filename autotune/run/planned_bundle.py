@@ -216,7 +216,7 @@ def _stored(folder: Path) -> Planned:
             f"{', '.join(edited)} changed since it was written, and a verification writes it anew",
             where=str(folder),
             hint=f"put fields of the training into `training:` of {JOB_FILE}; move the changed "
-            "file away and plan again with `--emit`, or take the change back",
+            "file away and plan again with `--emit`, or undo the change",
         )
     return planned
 

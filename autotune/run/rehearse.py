@@ -158,7 +158,9 @@ class BundleLaunch:
         if report.foreign_signal is None:
             return report, state
         name = signal_name(report.foreign_signal)
-        what = f"somebody else ended the launch by {name}, twice: that says nothing of the bundle"
+        what = (
+            f"another process ended the launch by {name}, twice: that says nothing about the bundle"
+        )
         raise machine_error(what, where=str(self.log), hint=AGAIN)
 
     def run_once(self, ranked: Ranked) -> tuple[LaunchReport, Any | None]:

@@ -24,7 +24,7 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
 
 _T = TypeVar("_T")
-RESUME = "`autotune run --resume` looks at everything anew"
+RESUME = "`autotune run --resume` looks at everything again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def stored_facts(run: RunFolder) -> Facts:
     Raises:
         UserError: it is missing or damaged.
     """
-    data, hint = read_json(run.facts), "`autotune run --resume` looks at model and data anew"
+    data, hint = read_json(run.facts), "`autotune run --resume` looks at model and data again"
     if not isinstance(data, dict):
         what = "facts.json is missing or unreadable"
         raise user_error(what, where=str(run.path), hint=hint)

@@ -134,7 +134,7 @@ def check_forks(where: str) -> None:
         return
     hint = "call it first in a new process, before anything is computed there"
     if torch.cuda.is_initialized():
-        what = "this process has begun to use CUDA, and what is forked from it cannot"
+        what = "this process has begun to use CUDA, so processes forked from it cannot"
         raise machine_error(what, where=where, hint=hint)
     pid = os.fork()
     if pid == 0:
@@ -145,7 +145,7 @@ def check_forks(where: str) -> None:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            what = "torch has computed in this process before, and what is forked from it hangs"
+            what = "torch has computed in this process, so processes forked from it would hang"
             raise machine_error(what, where=where, hint=hint)
         time.sleep(0.01)
 

@@ -148,5 +148,5 @@ def look_of_run(run: RunFolder) -> Look:
     try:
         return Look.from_plain(read_json(file))
     except NONSENSE:
-        what = "what was seen of the script is missing, or damaged"
+        what = "the record of the look at the script is missing or damaged"
         raise user_error(what, where=str(file), hint=RESUME) from None

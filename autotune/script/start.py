@@ -191,7 +191,7 @@ def _silent(path: Path, report: LaunchReport, kind: str, limit_bytes: int) -> Me
             inferred=True,
         )
     if report.foreign_signal is not None:
-        reason = f"somebody else ended it by {signal_name(report.foreign_signal)}"
+        reason = f"another process ended it by {signal_name(report.foreign_signal)}"
         return Measurement(outcome="interrupted", reason=reason, inferred=True)
     log_end = last_lines(path / "stderr.log")
     return Measurement(

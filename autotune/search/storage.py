@@ -70,7 +70,7 @@ def faults_of_storage(where: str) -> Iterator[None]:
         raise machine_error(
             f"the storage of the study failed: {_database_message(error)}",
             where=where,
-            hint="what was measured is kept: resume the run when the storage is there again",
+            hint="all measurements are kept: resume the run when the storage is back",
         ) from error
 
 

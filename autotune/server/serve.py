@@ -49,7 +49,7 @@ def _serve(settings: Settings, folder: Path) -> None:
     service = open_service(settings, folder, _secret(folder / CSRF))
     if not settings.is_local and not service.tokens.has_users():
         raise user_error(
-            f"at {settings.host} others would reach the service, and nobody needs a token",
+            f"at {settings.host} others would reach the service without a token",
             where="host",
             hint="make one first: `autotune serve --add-token NAME`, or listen at 127.0.0.1",
         )
@@ -57,7 +57,7 @@ def _serve(settings: Settings, folder: Path) -> None:
         ours, theirs = folder.resolve(), Path(allowed).resolve()
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise user_error(
-                f"jobs could read what lies in the service's own folder: {allowed}",
+                f"jobs could read the service's own folder: {allowed}",
                 where="allowed.folders",
                 hint="list other folders there, or move this one: `--runs`",
             )

@@ -215,8 +215,8 @@ def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
     raise UserError(
         Problem(
             where=definition.name,
-            what=f"the job asks for {job.devices.total} devices, and this space has no knobs that "
-            "share a training between them",
+            what=f"the job asks for {job.devices.total} devices, "
+            "but this space has no knobs that spread a training over them",
             hint="take `num_processes`, `distributed_type` and their rules over from "
             "search_spaces/ppo.yaml: PPO trains with DDP alone"
             if METHODS[job.method].value_model

@@ -144,7 +144,7 @@ def load_definition(method: str, path: str | None = None) -> SpaceDefinition:
     if definition.method != method:
         raise UserError(
             Problem(
-                where=path, what=f"is for method `{definition.method}`, the job's is `{method}`"
+                where=path, what=f"is for method `{definition.method}`, but the job has `{method}`"
             )
         )
     return definition

@@ -156,7 +156,7 @@ def test_a_launch_is_tried_again(tmp_path: Path, number: int) -> None:
 
 
 def test_a_launch_that_is_ended_twice_says_nothing_of_its_bundle(tmp_path: Path) -> None:
-    said = "ended the launch by SIGTERM, twice: that says nothing of the bundle"
+    said = "ended the launch by SIGTERM, twice: that says nothing about the bundle"
     with pytest.raises(MachineError, match=said):
         launched(tmp_path, 2, signal.SIGTERM)
     assert len(pids(tmp_path)) == 2

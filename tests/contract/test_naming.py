@@ -38,7 +38,7 @@ def test_a_child_killed_far_from_its_limit_says_nothing_of_its_candidate(
 ) -> None:
     measurement = measurement_of(stage, stage.run("holds_and_is_killed", bytes=held_bytes), limit)
     assert (measurement.outcome, measurement.inferred) == ("interrupted", True)
-    assert measurement.reason == "somebody else ended it by SIGKILL"
+    assert measurement.reason == "another process ended it by SIGKILL"
 
 
 def test_a_child_that_hangs_near_its_limit_ran_out_of_memory(stage: Stage) -> None:

@@ -120,7 +120,7 @@ def test_a_chat_template_without_end_is_given_up(
     (autotune.folder / "model" / "chat_template.jinja").write_text(text, encoding="utf-8")
     monkeypatch.setattr(survey, "STALL_S", 3.0)
     told = autotune.refused("validate", "--space", "job.yaml")
-    assert told.startswith("error: dataset: no progress for 3 s of looking at it: it was given up")
+    assert told.startswith("error: dataset: no progress for 3 s of looking at it: autotune gave up")
 
 
 def test_a_text_does_not_let_a_model_bring_code(autotune: Command) -> None:

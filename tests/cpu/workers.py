@@ -99,7 +99,7 @@ def zero_told_otherwise(path: Path) -> None:
 
 RANK_FAULTS = {
     "rank_1_out_of_memory": (1, "oom", "can't allocate memory"),
-    "rank_0_killed": (0, "interrupted", "somebody else ended it by SIGKILL"),
+    "rank_0_killed": (0, "interrupted", "another process ended it by SIGKILL"),
     "rank_1_hangs": (1, "timeout", "behind the others"),
     "rank_1_hangs_near_its_limit": (1, "oom", "hung while holding"),
     "rank_1_raises": (1, "crash", "a fault of its own"),

@@ -242,5 +242,5 @@ def test_an_archive_writes_nothing_beside_its_folder(tmp_path: Path, name: str, 
 
 
 def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="cannot be read as a bundle"):
+    with pytest.raises(MachineError, match="the bundle from the service cannot be read"):
         unpack(b"<html>", tmp_path / "out")

@@ -32,7 +32,7 @@ def test_torch_computes_on_each_gpu_and_the_driver_is_told(virtual_gpu: Any) -> 
     assert all(found[name][0][1].endswith("added 64 ones") for name in ("GPU 0", "GPU 1"))
     assert found["torch and CUDA"][0][0] == "ok"
     assert "is built for CUDA" in found["torch and CUDA"][0][1]
-    assert found["other processes"] == [("ok", "nobody else uses the GPUs")]
+    assert found["other processes"] == [("ok", "no other process uses the GPUs")]
     assert any("flash-attn is not installed" in words for _, words in found["packages"])
 
 

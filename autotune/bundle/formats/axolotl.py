@@ -36,7 +36,7 @@ def formatted(bundle: Launched) -> Formatted:
     name = bundle.method.name
     if name not in _METHODS or bundle.uses_fsdp:
         what = "FSDP" if bundle.uses_fsdp else f"`method: {name}`"
-        raise user_error(f"a file of Axolotl's is not written for {what} yet", where="--format")
+        raise user_error(f"autotune cannot write Axolotl's file for {what} yet", where="--format")
     config = bundle.config
     renaming = Renaming.of(config, RULES, _KEPT, _HANDLED)
     theirs: dict[str, Any] = {"base_model": config.get("model_name_or_path"), **renaming.values}

@@ -44,7 +44,7 @@ def formatted(bundle: Launched) -> Formatted:
     stage = _STAGES.get(bundle.method.name)
     if stage is None or bundle.uses_fsdp:
         what = "FSDP" if bundle.uses_fsdp else f"`method: {bundle.method.name}`"
-        raise user_error(f"LLaMA-Factory's own file cannot say {what}", where="--format")
+        raise user_error(f"LLaMA-Factory's own file cannot express {what}", where="--format")
     config = bundle.config
     renaming = Renaming.of(config, TOOL.rules, _KEPT, _HANDLED)
     checkpoints = config.get("activation_checkpointing", config.get("gradient_checkpointing"))

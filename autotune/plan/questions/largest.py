@@ -75,8 +75,8 @@ def largest(
     """
     if METHODS[job.method].online:
         raise user_error(
-            f"the largest value is not looked for with `method: {job.method}`, where what is "
-            "generated together moves with it",
+            f"autotune cannot look for the largest value with `method: {job.method}`, "
+            "where the number of completions generated together changes with it",
             where=knob,
             hint="plan the space: `autotune plan job.yaml --fits`",
         )

@@ -26,7 +26,7 @@ def train_rollouts(
     """
     args, data = trainer.args, trainer.train_dataset
     if not hasattr(data, "select"):
-        raise Unsupported("prompts that are a stream cannot be chosen by their length")
+        raise Unsupported("prompts of a stream cannot be chosen by their length")
     config = {name: getattr(args, name) for name in FIELDS}
     rollout = rollout_of(config, devices=ranks.processes, seed=args.seed)
     step = max(len(data) // PROMPTS, 1)

@@ -138,8 +138,8 @@ class Watch:
         """
         if not self._made_arguments:
             raise RuntimeError(
-                "the arguments were made before the function was called, so that autotune cannot "
-                "set their fields: make them within the function"
+                "the arguments were made before the function was called, so autotune "
+                "cannot set their fields: make them within the function"
             )
         self.silence(trainer.args)  # the script may have set them since
         if self.request.mode == LOOK:

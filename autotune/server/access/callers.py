@@ -100,7 +100,7 @@ def _refuse_forms(request: Request, holder: Holder) -> None:
         return
     hint = "load the page again"
     if is_api:
-        hint = "a program sends `Content-Type: application/json`, also where it sends no body"
+        hint = "a program sends `Content-Type: application/json`, even without a body"
     raise problem(403, "this does not come from a page of this service", hint)
 
 

@@ -272,7 +272,7 @@ def _measured(receive: Receive, most: int) -> Receive:
         try:
             message = await asyncio.wait_for(receive(), max(until - time.monotonic(), 0.01))
         except TimeoutError:
-            raise HTTPException(408, "the body of the request did not come in time") from None
+            raise HTTPException(408, "the body of the request did not arrive in time") from None
         more = message.get("more_body", False)
         taken += len(message.get("body", b""))
         if taken > most:

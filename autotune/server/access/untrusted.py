@@ -64,12 +64,12 @@ def check_text(text: str, where: str, most: int) -> None:
     """Refuse a text that is too long.
 
     Raises:
-        UserError: it is, or has characters that no text has.
+        UserError: it is, or has characters that a text cannot have.
     """
     if len(text) > most:
         raise user_error(f"more than {most} characters are not taken", where=where)
     if _is_broken(text):
-        raise user_error("has characters that no text has", where=where)
+        raise user_error("has characters that a text cannot have", where=where)
 
 
 def check_data(data: Any, where: str) -> None:

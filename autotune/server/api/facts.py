@@ -163,7 +163,7 @@ def problems_of(files: Files) -> list[Problem]:
     """Return where the files disagree.
 
     Raises:
-        UserError: a file cannot be read, or names one that did not come along: nothing else on this
+        UserError: a file cannot be read, or names one that was not sent: nothing else on this
             machine is looked at.
     """
     method = METHODS.get(files.method)
@@ -227,6 +227,4 @@ def _refuse_named(trainer: Mapping[str, Any], accelerate: Mapping[str, Any]) -> 
     named = named or trainer.get("deepspeed")
     if isinstance(named, str):
         hint = "send its text as `deepspeed`"
-        raise user_error(
-            f"DeepSpeed's file {named} did not come along", where="deepspeed", hint=hint
-        )
+        raise user_error(f"DeepSpeed's file {named} was not sent", where="deepspeed", hint=hint)

@@ -180,7 +180,7 @@ def room_for(kind: Kind) -> Callable[..., None]:
         if service.works.kind(id) != kind:
             raise _not_there(id, kind)
         if service.live.is_full:
-            raise problem(503, "too many follow something already", "ask again a minute later")
+            raise problem(503, "too many clients follow events already", "ask again a minute later")
 
     return room
 
@@ -220,7 +220,7 @@ def resume(service: Service, work: Details) -> Details:
     with _refused_when_full():
         resumed = service.works.resume(work.id, _room(service))
     if not resumed:
-        what = "only what was cancelled, failed or measured nothing is taken up again"
+        what = "only a work that was cancelled, failed or measured nothing can be resumed"
         raise problem(409, f"{what}: {work.state}")
     service.live.changed(work.id)
     return details(service, work.id)
@@ -235,7 +235,8 @@ def file_response(service: Service, id: str, name: str) -> Response:
     content = service.works.file(id, name)
     if content is None:
         ended = service.works.state(id) in ENDED
-        raise problem(404, f"there is no {name} of it", None if ended else "it waits or runs still")
+        hint = None if ended else "it is still waiting or running"
+        raise problem(404, f"it has no {name}", hint)
     kind = "application/zip" if name.endswith(".zip") else "text/plain; charset=utf-8"
     headers = {"Content-Disposition": f'attachment; filename="{id}-{name}"'}
     return Response(content, media_type=kind, headers=headers)

@@ -158,7 +158,7 @@ def compare_page(
     """Show two works side by side."""
     if work is not None:
         if len(work) != 2:
-            raise problem(422, f"two are compared, and {len(work)} were chosen", "choose two")
+            raise problem(422, f"two works are compared, but {len(work)} were chosen", "choose two")
         return RedirectResponse(f"/compare?{urlencode({'a': work[0], 'b': work[1]})}", 303)
     if a is None or b is None:
         raise problem(422, "two are compared", "choose two in the history")

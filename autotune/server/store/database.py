@@ -103,7 +103,7 @@ def _engine(url: str) -> Engine:
             return engine
     except (ArgumentError, ModuleNotFoundError) as error:
         raise user_error(
-            f"no database can be opened by this: {error}",
+            f"cannot open a database by this URL: {error}",
             where="database",
             hint="write sqlite:////folder/file.db or postgresql://user@host/name",
         ) from None

@@ -132,7 +132,7 @@ class WorkerLoop:
                 task.command.end()
                 self._drop(id, "is another's now")
             except Refused as refused:
-                self._fail(id, task, f"the service does not take what was said: {refused}")
+                self._fail(id, task, f"the service refused a message: {refused}")
 
     def _fail(self, id: str, task: Task, why: str) -> None:
         """End a work whose report the service does not take; the others go on."""

@@ -157,7 +157,7 @@ def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
     if value is not None and not wishes.method:
         what = f"autotune cannot train this: `{tool.says_method}: {str(value)[:80]}`"
         raise user_error(what, where=trainer.name, hint=f"`--method` says another: {methods}")
-    what = "it does not say the training method"
+    what = "it does not name the training method"
     hint = f"add `--method sft` (or another of {methods})"
     raise user_error(what, where=trainer.name, hint=hint)
 

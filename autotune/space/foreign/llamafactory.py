@@ -131,7 +131,7 @@ def _read_tuning(reading: Reading) -> None:
         refuse(reading, "finetuning_type", what, "`lora` and `full` can be tuned")
     tuning = "qlora" if kind == "lora" and bits is not None else kind
     if reading.given("finetuning_type") is None:
-        reading.assume("tuning", tuning, "LLaMA-Factory trains LoRA unless told otherwise")
+        reading.assume("tuning", tuning, "LLaMA-Factory trains LoRA by default")
     else:
         reading.carry("finetuning_type", "tuning", tuning)
     if bits is not None and tuning == "qlora":

@@ -218,7 +218,7 @@ class _Loading(Draft):
         path = ("training", name)
         refusal = self._method.refusals.get(name)
         if secret := secret_of(name, value):
-            hint = "leave it out: `hf auth login`, or the variable HF_TOKEN, tells it to a launch"
+            hint = "leave it out: `hf auth login`, or the variable HF_TOKEN, gives it to a launch"
             self._report(path, f"`{secret}` is a secret, which a run and its bundle keep", hint)
         elif refusal is not None and value not in (None, False, *refusal[0]):
             self._report(path, f"`{name}: {as_yaml(value)}`", refusal[1])

@@ -120,7 +120,7 @@ def shown(problems: list[Problem], name: str) -> list[Problem]:
         kept.append(replace(problem, hint=None) if again else problem)
         told |= {hint} if hint.startswith("choose from ") else set()
     if len(problems) > _MOST_SHOWN:
-        kept.append(Problem(where=name, what=f"and {len(problems) - _MOST_SHOWN:,} problems more"))
+        kept.append(Problem(where=name, what=f"and {len(problems) - _MOST_SHOWN:,} more problems"))
     return kept
 
 

@@ -36,7 +36,7 @@ def test_a_program_has_the_files_of_its_launch_beside_it(tmp_path: Path) -> None
 
 def test_options_without_an_effect_are_refused() -> None:
     said = refused("emit", RECORDED / "zero3", "--format=trl", "--probe=1")
-    assert "a bundle is of one probe already" in said
+    assert "a bundle already belongs to one probe" in said
     assert "--format does not write deepspeed_auto.json" in refused(
         "emit", RECORDED / "zero3", "--format=deepspeed", "--auto"
     )

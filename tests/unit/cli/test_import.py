@@ -35,7 +35,7 @@ def test_it_is_written_where_that_is_asked_for_and_nothing_is_written_over() -> 
     assert call("import", "theirs.yaml", "--out", "new/job.yaml").exit_code == 0
     job, _ = load_job(Path("new/job.yaml"))
     assert job.method == "sft"
-    assert "there is such a file" in refused("import", "theirs.yaml", "--out", "theirs.yaml")
+    assert "the file exists already" in refused("import", "theirs.yaml", "--out", "theirs.yaml")
 
 
 def test_several_files_and_json() -> None:
@@ -92,7 +92,7 @@ def test_all_devices_are_counted_where_a_file_is_taken_for_a_job() -> None:
 
 def test_what_is_missing_can_be_said_by_flags() -> None:
     Path("args.json").write_text('{"learning_rate": 1e-4, "bf16": true}', encoding="utf-8")
-    assert "does not say the training method" in refused("import", "args.json")
+    assert "does not name the training method" in refused("import", "args.json")
     assert "`model` is missing" in refused("import", "args.json", "--method", "sft")
     flags = ("--method", "dpo", "--model", "qwen2.5-0.5b", "--dataset", "org/pairs")
     told = json.loads(call("import", "args.json", *flags, "--json").stdout)

@@ -76,7 +76,7 @@ def test_nothing_is_overwritten() -> None:
     result = init(*flags())
     assert (result.exit_code, Path("job.yaml").read_text()) == (2, "mine")
     assert result.stderr == (
-        "error: job.yaml: there is such a file\n  hint: name another, or move it\n"
+        "error: job.yaml: the file exists already\n  hint: name another, or move it\n"
     )
 
 

@@ -60,7 +60,7 @@ def test_a_report_takes_no_other_files_place(past, tmp_path):
     for option in ("--html", "--markdown"):
         for name in ("mine", "link"):
             stderr = refused("report", past.path, option, tmp_path / name)
-            assert f"{option} {tmp_path / name}: there is such a file" in stderr
+            assert f"{option} {tmp_path / name}: the file exists already" in stderr
         assert "is a directory" in refused("report", past.path, option, tmp_path)
     both = refused("report", past.path, "--html", tmp_path / "r", "--markdown", tmp_path / "r")
     assert "--html has the same name" in both
@@ -134,7 +134,7 @@ def test_a_probe_that_is_not_stable_is_not_emitted(past, number, tmp_path):
 def test_emit_replaces_the_bundle_of_the_run_but_no_other_folder(tmp_path):
     run = make_run(tmp_path)
     (tmp_path / "mine").mkdir()
-    assert "the folder is there already" in refused("emit", run.path, "--out", tmp_path / "mine")
+    assert "the folder exists already" in refused("emit", run.path, "--out", tmp_path / "mine")
     first = call("emit", run.path, "--json")
     assert json.loads(first.stdout) == {"schema": 1, "bundle": str(run.bundle), "probe": 1}
     call("emit", run.path, "--probe", "0")
@@ -212,7 +212,7 @@ def test_a_lost_study_of_which_probes_have_left_files_can_be_made_anew(tmp_path)
     run.database.unlink()
     stderr = refused("report", run.path)
     assert "study.db: it is missing, and 1 probe(s) have left their files" in stderr
-    assert f"`autotune run --resume {shlex.quote(str(run.path))}` makes it anew of them" in stderr
+    assert f"`autotune run --resume {shlex.quote(str(run.path))}` rebuilds it from them" in stderr
 
 
 @pytest.mark.parametrize("file", ["run.json", "facts.json"])

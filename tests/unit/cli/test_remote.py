@@ -81,7 +81,9 @@ def test_what_lies_where_the_service_is_need_not_be_here(
 def test_what_the_service_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:
     server = ("--server", "http://127.0.0.1:1")
     said = refused("plan", write_job(tmp_path), *server, "--all", "--top", "3", "--record", "x")
-    assert all(f"{name}: this cannot be told" in said for name in ("--all", "--top", "--record"))
+    assert all(
+        f"{name}: a service does not take this" in said for name in ("--all", "--top", "--record")
+    )
     said = refused("run", *server, "--attach", "0" * 16, "--budget", "3", "--sampler", "grid")
     assert "--budget: " in said and "--sampler: " in said
     assert "is not the id of a run" in refused("run", *server, "--resume", "runs/mine")

@@ -39,7 +39,7 @@ def test_what_only_a_job_has_is_refused(name: str) -> None:
     ("words", "told"),
     [
         (["--script", "absent.py"], "there is no such file"),
-        (["--command"], "the command has to follow behind `--`"),
+        (["--command"], "the command must follow `--`"),
         (["job.yaml", "--script", "mine.py"], "a script is searched without a job"),
         (["--script", "mine.py", "--command", "--", "x"], "the command names the script"),
         (["--script", "mine.py", "--sampler", "tpe"], "--sampler: the search of a script"),

@@ -134,6 +134,6 @@ def test_a_run_with_a_link_in_place_of_its_log_says_so(tmp_path: Path, name: str
     (run.path / name).symlink_to(tmp_path / "other")
     result = call("verify", run.path)
     assert result.exit_code == 3
-    assert "this is a symbolic link, and only a file of autotune's own may be here" in result.stderr
+    assert "this is a symbolic link, but only autotune's own file may be here" in result.stderr
     assert f"{run.path / name}" in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "other").exists()

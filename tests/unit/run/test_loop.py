@@ -321,7 +321,7 @@ def test_probes_that_hung_or_crashed_name_the_log_alone(tmp_path, monkeypatch):
     stub = Stub(other, monkeypatch, answer=lambda c, n: bad("crash"), budget={"probes": 2})
     search(stub.session)
     problem = nothing_measured(stub.session, stub.records, "the end")
-    assert "no probe came to its end (2 x crash)" in problem.what
+    assert "no probe finished (2 x crash)" in problem.what
 
 
 def test_probes_that_lacked_memory_are_known_not_to_fit(tmp_path, monkeypatch):

@@ -201,7 +201,7 @@ def test_trls_method_is_known_by_its_fields_or_asked_for() -> None:
     with pytest.raises(UserError) as caught:
         imported(changed(TRL, without=without))
     (problem,) = caught.value.problems
-    assert problem.what == "it does not say the training method"
+    assert problem.what == "it does not name the training method"
     assert "--method sft" in str(problem.hint)
     assert imported(changed(TRL, without=without), method="dpo").job["method"] == "dpo"
 

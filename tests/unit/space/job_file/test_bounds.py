@@ -43,7 +43,7 @@ def test_a_job_file_has_a_largest_size(tmp_path):
     file.write_text(text + "#" * (MOST_BYTES - len(text)), encoding="utf-8")
     assert load_job(file)[0].model == "org/name"
     file.write_text(text + "#" * MOST_BYTES, encoding="utf-8")
-    assert refused(file)[0] == "a job file has at most 1 MiB, and this is larger"
+    assert refused(file)[0] == "a job file has at most 1 MiB, but this is larger"
 
 
 def test_a_file_in_another_encoding_is_told_its_line(tmp_path):

@@ -141,4 +141,4 @@ def test_of_very_many_problems_the_first_are_told(tmp_path):
     top = "".join(f"zork{n}: 1\n" for n in range(2000))
     found = problems(tmp_path, f"{top}training:\n{fields}")
     assert len(found) == 101
-    assert found[-1][1] == "and 3,900 problems more"
+    assert found[-1][1] == "and 3,900 more problems"

@@ -86,7 +86,7 @@ def test_a_space_that_does_not_say_how_devices_share_is_refused_before_any_probe
         "add the line `include: sharding.yaml` to it",
     )
     with pytest.raises(
-        UserError, match="the job asks for 2 devices, and this space has no knobs"
+        UserError, match="the job asks for 2 devices, but this space has no knobs"
     ) as caught:
         bind(
             definition, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts()
