@@ -28,7 +28,8 @@ def command(file: Path, **flags: str | None) -> int:
     lists the models whose shape is built in: a plan of one needs no hub.
     """
     if file.exists():
-        raise user_error("the file exists", where=str(file), hint="name another, or move it")
+        hint = "name another, or move it"
+        raise user_error("the file exists already", where=str(file), hint=hint)
     answers = {name: answer if answer.strip() else "" for name, answer in _answers(flags).items()}
     if not answers["model"]:
         hint = "give a hub id, a folder, a config.json, or a name such as qwen2.5-7b"

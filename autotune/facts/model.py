@@ -176,8 +176,8 @@ def model_class(config: Any, method: str) -> Any:
         classes = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
         if type(config) not in classes:
             raise ValueError(
-                f"a reward model classifies sequences, and transformers has no class for that "
-                f"for `{config.model_type}`"
+                f"transformers has no sequence classifier for `{config.model_type}`, but a reward "
+                "model needs one"
             )
         return classes[type(config)]
     name = (config.architectures or [None])[0]

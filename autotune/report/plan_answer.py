@@ -77,7 +77,7 @@ def _figures(plan: Plan, answer: Answer) -> str:
 def error_text(error: float | None) -> str:
     """Return how far a speed may be off: `+-20%`, `within a factor of 3.1`."""
     if error is None:
-        return "the error is unknown"
+        return "error unknown"
     return f"+-{error:.0%}" if error < 1 else f"within a factor of {1 + error:.2g}"
 
 

@@ -147,7 +147,7 @@ def test_a_cost_that_is_not_known_is_said_and_ranks_behind_what_is_as_fast():
     assert "Use 4 x 2" in text_of(alone)
     said = answer_plain(alone, alone.answer)
     assert (said["speed_error"], said["left_out"]) == (None, ["exchange"])
-    assert "at most 36k tokens/s (estimated, the error is unknown)" in said["text"]
+    assert "at most 36k tokens/s (estimated, error unknown)" in said["text"]
     assert "<" not in text_of(made(estimated))
 
 
@@ -164,7 +164,7 @@ def test_of_a_gpu_of_another_maker_no_error_is_claimed_and_no_run_promised():
     facts = make_facts("cuda")
     device = replace(facts.device, maker="AMD", capability=None)
     text = " ".join(text_of(made(estimated, facts=replace(facts, device=device))).split())
-    assert "36k tokens/s (estimated, the error is unknown)" in text
+    assert "36k tokens/s (estimated, error unknown)" in text
     assert "Note: nothing was tested on a GPU of AMD" in text
     assert "`autotune run` knows no GPUs of AMD" in text
 
