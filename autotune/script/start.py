@@ -45,7 +45,7 @@ def look(starter: Starter, folder: ChildFolder, timeout_s: float) -> Look:
         seen = Look.from_plain(data)
     except NONSENSE as error:
         raise user_error(
-            f"what was seen of it makes no sense: {error}", where=starter.text
+            f"the look at it returned invalid data: {error}", where=starter.text
         ) from None
     if seen.again:
         places = ", ".join(seen.again)

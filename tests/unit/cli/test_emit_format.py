@@ -48,7 +48,7 @@ def test_json_has_files_and_what_is_lost() -> None:
 
 
 def test_a_form_that_cannot_say_it_is_refused() -> None:
-    assert "cannot say `method: grpo`" in refused(
+    assert "cannot express `method: grpo`" in refused(
         "emit", RECORDED / "grpo", "--format=llamafactory"
     )
     assert "trains without DeepSpeed" in refused("emit", RECORDED / "dpo", "--format=deepspeed")
