@@ -211,6 +211,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(f"{part:38} {PARTS[part]}" for part in parts))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the part ends with this process
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="nightly-") as scratch:
         for part in parts:

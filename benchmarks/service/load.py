@@ -177,7 +177,7 @@ def add_row(results: Path, row: dict[str, Any]) -> None:
 def idle_latencies(url: str, run: str) -> dict[str, dict[str, float]]:
     """Seconds that each page takes when nothing happens: median and 95th percentile of 100."""
     latencies: dict[str, dict[str, float]] = {}
-    with httpx2.Client(base_url=url) as client:
+    with httpx2.Client(base_url=url, timeout=60) as client:
         for path in (*PAGES, f"/runs/{run}", f"/runs/{run}/report"):
             taken = []
             for _ in range(100):
