@@ -92,7 +92,7 @@ def test_it_is_tried_again_and_counts(
 ) -> None:
     measurement = probed(stage, monkeypatch, 1, number, victim)
     assert (measurement.outcome, measurement.tokens_per_s) == ("ok", 12.0)
-    assert measurement.reason.startswith("fine; tried again, as at first somebody else ended ")
+    assert measurement.reason.startswith("fine; tried again, as at first another process ended ")
     kept = json.loads(stage.folder.measurement.read_text(encoding="utf-8"))
     assert kept == measurement.plain()
     assert len(stage.pids()) == 2
