@@ -3,8 +3,10 @@
 Only the end of a run waits for them.
 """
 
+import contextlib
 import importlib.util
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Collection
@@ -14,6 +16,7 @@ from typing import Any
 from autotune.errors import Problem, UserError, in_one_line
 from autotune.plain_data import to_plain
 from autotune.process.companion import Companion
+from autotune.process.files import private_opener
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations
@@ -26,7 +29,6 @@ from autotune.trackers.tracker import OVER, TrackedRun
 QUIET_S = 120.0
 """So long the end of a run waits for a tracker that sends nothing."""
 WORKER = "autotune.trackers.worker"
-FEED = "feed.jsonl"
 _POLL_S = 0.1
 
 
@@ -74,8 +76,8 @@ class Sending(Listener):
             try:
                 self._run.tracking.mkdir(parents=True, exist_ok=True)
                 if not self._workers:
-                    self._feed.write_bytes(b"")
-                arguments = [tool, str(self._feed), str(self._sent(tool))]
+                    open(self._feed, "wb", opener=private_opener).close()
+                arguments = [tool, str(self._feed), str(self._sent(tool)), str(os.getpid())]
                 self._workers[tool] = Companion(WORKER, arguments, log=self._log(tool))
             except OSError as error:
                 self._fail(tool, str(error))
@@ -116,10 +118,13 @@ class Sending(Listener):
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+        with contextlib.suppress(OSError):
+            self._feed.unlink()
 
     @property
     def _feed(self) -> Path:
-        return self._run.tracking / FEED
+        """The file of this process: another may report the same run meanwhile."""
+        return self._run.tracking / f"feed-{os.getpid()}.jsonl"
 
     def _sent(self, tool: str) -> Path:
         return self._run.tracking / f"{tool}.json"

@@ -1,15 +1,16 @@
 """CHILD: sends entries to one tool, one after another, and remembers what was sent.
 
-    python -m autotune.trackers.worker TOOL FEED SENT_FILE
+    python -m autotune.trackers.worker TOOL FEED SENT_FILE PARENT
 
 The first line of FEED is a `TrackedRun`, each that follows an `Entry`; the file grows as the run
 goes, until a line says that it is over. An entry that was sent before is passed over. SENT_FILE
 has what was sent, and the first failure, with which this process ends: what hangs or crashes here
-is not the search.
+is not the search. PARENT is the process that starts this one.
 """
 
 import importlib
 import json
+import os
 import re
 import sys
 import time
@@ -26,9 +27,11 @@ from autotune.trackers.tracker import OVER, Entry, TrackedRun, Tracker
 POLL_S = 0.3
 
 
-def main(tool: str, feed: Path, sent_file: Path) -> int:
-    """Send what comes until the run is over; the exit code."""
+def main(tool: str, feed: Path, sent_file: Path, parent: int) -> int:
+    """Send what comes until the run is over; return the exit code."""
     die_with_parent()
+    if os.getppid() != parent:  # it died before that took effect
+        return 1
     marks = _marks(sent_file)
     try:
         make: type[Tracker] = importlib.import_module(f"autotune.trackers.{tool}").Runs
@@ -79,4 +82,4 @@ def _marks(sent_file: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])))

@@ -6,6 +6,8 @@ import pytest
 
 from autotune.space.settings import CUDNN_LAST
 
+pytestmark = pytest.mark.nightly("virtual_gpu")
+
 ATTENTION = """
 import json, torch, torch.nn.functional as F
 options = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
@@ -32,8 +34,6 @@ CEILINGS = """
 import json, sys
 from pathlib import Path
 from autotune.estimate.speed.measuring import worker
-
-pytestmark = pytest.mark.nightly("virtual_gpu")
 chosen, sdpa_kernel = [], worker.sdpa_kernel
 worker.sdpa_kernel = lambda kernel: chosen.append(kernel) or sdpa_kernel(kernel)
 sizes = {"matmul": [16], "attention": [32], "attention_tokens": 64, "moved_bytes": [49152],

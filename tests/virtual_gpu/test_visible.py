@@ -3,8 +3,12 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.cpu.conftest import LLAMA, write_model
 from tests.virtual_gpu.test_stand_ins import HOLD, on
+
+pytestmark = pytest.mark.nightly("virtual_gpu")
 
 KIND = "a100-80gb"
 MIB = 2**20
@@ -43,8 +47,6 @@ FOUND = """
 import json
 from autotune.facts import devices
 from autotune.probe.measure import describe_processes
-
-pytestmark = pytest.mark.nightly("virtual_gpu")
 found = devices.detect("cuda", 0)
 print(json.dumps([found.index, describe_processes(found)]))
 """
