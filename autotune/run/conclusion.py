@@ -22,8 +22,6 @@ from autotune.search.recommend import NothingFits, Recommendation, recommend
 from autotune.search.record import Record, counts_as_probe
 from autotune.units import format_seconds
 
-UNTRIED = "changes that might make it fit: `autotune advise` estimates them"
-
 
 def conclude(session: Session, reason: str) -> Result:
     """Return what the run comes to, once the search has stopped for `reason`."""
@@ -60,7 +58,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
         nothing_fits=remedies.nothing,
         tried=remedies.tried,
         advice=remedies.advice,
-        left_out=(UNTRIED,) if session.deadline.left_s <= 0 else (),
+        left_out=remedies.left_out,
     )
 
 

@@ -31,6 +31,8 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 
+UNTRIED = "changes that might make it fit: `autotune advise` estimates them"
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSession(Session):
@@ -101,7 +103,12 @@ class JobSession(Session):
         """Return what would make the job fit: changes that are probed, or else estimated."""
         shortfall = self._measured_shortfall(nothing)
         tried = tuple(self._try_changes(shortfall))
-        return Remedies(nothing=shortfall, tried=tried, advice=self._advice(shortfall, tried))
+        return Remedies(
+            nothing=shortfall,
+            tried=tried,
+            advice=self._advice(shortfall, tried),
+            left_out=(UNTRIED,) if self.deadline.left_s <= 0 else (),
+        )
 
     def _measured_shortfall(self, nothing: NothingFits) -> NothingFits:
         """Return what the nearest candidate really takes, where the device has more than the job

@@ -55,11 +55,13 @@ class Remedies:
         nothing: how far the nearest candidate is from fitting, as well as it is known.
         tried: changes of the job that were probed.
         advice: by estimate, where no single change was found to do.
+        left_out: what the budget had no room for, as sentences.
     """
 
     nothing: NothingFits
     tried: tuple[TriedChange, ...] = ()
     advice: Advice | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
