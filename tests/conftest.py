@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.guards import GUARDS
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 QUIET_VARIABLE = "AUTOTUNE_QUIET"
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,8 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--guard", action="append", help="only the nightly tests of this guard; all")
+    about = "only the nightly tests of this guard, or of all"
+    parser.addoption("--guard", action="append", choices=[*GUARDS, "all"], help=about)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -51,7 +51,7 @@ class Answer(ABC):
 
     @abstractmethod
     def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
-        """Return what there is to choose from, the best first: a column a knob, then its figures.
+        """Return the choices, the best first: a column a knob, then its figures.
 
         Args:
             all: every candidate that was estimated, or every probe of a run, in place of one row
@@ -68,7 +68,7 @@ class Answer(ABC):
 
     @abstractmethod
     def _settings(self) -> Settings | None:
-        """Return what the stack is told; None: nothing fits."""
+        """Return the settings for the stack; None: nothing fits."""
 
     @abstractmethod
     def _table(self) -> tuple[Table | None, Sequence[str]]:

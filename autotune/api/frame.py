@@ -21,7 +21,7 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
 
 
 def plan_row(candidate: Candidate, estimate: Estimate) -> dict[str, Any]:
-    """Return what is expected of a candidate."""
+    """Return the estimate of a candidate."""
     return {
         **candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
@@ -35,7 +35,7 @@ def plan_row(candidate: Candidate, estimate: Estimate) -> dict[str, Any]:
 
 
 def ranked_row(ranked: Ranked) -> dict[str, Any]:
-    """Return what was measured of a candidate, all its probes together."""
+    """Return the measurement of a candidate over all its probes."""
     return {
         **ranked.candidate.knobs,
         "tokens_per_s": ranked.tokens_per_s,
@@ -47,7 +47,7 @@ def ranked_row(ranked: Ranked) -> dict[str, Any]:
 
 
 def probe_row(record: Record) -> dict[str, Any]:
-    """Return what was measured of a probe; a probe that was cut short has an outcome of None."""
+    """Return the measurement of a probe; a probe that was cut short has an outcome of None."""
     measured = record.measurement
     return {
         "probe": record.number,

@@ -133,7 +133,7 @@ class PlanCache:
             write_json(file, {"facts": facts.plain(), **_plain_replies(replies)})
 
     def ceilings(self, device: str) -> Ceilings | None:
-        """Return what was measured of a device of this machine."""
+        """Return the measured rates of a device of this machine."""
         data: Any = read_json(self._ceilings_file(device))
         with contextlib.suppress(*NONSENSE):
             return from_plain(Ceilings, data)

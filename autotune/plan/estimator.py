@@ -82,7 +82,7 @@ class Estimator:
         return bounds
 
     def tasks(self, candidates: Sequence[Candidate]) -> list[VariantTask]:
-        """Return what has to be traced for the candidates: for those that are not ruled out."""
+        """Return the traces that the candidates need, without those that are ruled out."""
         bounds = self.ruled_out(candidates)
         return variant_tasks(
             [self._settings(one) for one in candidates if one.key not in bounds],

@@ -196,7 +196,7 @@ def _reward_model_field(job: Job, facts: Facts) -> dict[str, str]:
 
 
 def _model_text(facts: Facts) -> str:
-    """Return what identifies the model's shape: its config."""
+    """Return the identity of the model's shape: its config."""
     file = Path(facts.model.path) / "config.json"
     return file.read_text(encoding="utf-8") if file.is_file() else facts.model.path
 

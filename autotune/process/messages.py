@@ -93,7 +93,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """Return what `path` holds; None where that is no whole JSON document: a pipe, a device, or a
+    """Return the JSON document of `path`; None where it is not whole: a pipe, a device, or a
     file larger than any that a program of ours writes."""
     if not is_readable(path, MOST_BYTES):
         return None

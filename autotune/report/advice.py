@@ -17,7 +17,7 @@ _WITH = {
 
 
 def advice_plain(advice: Advice) -> dict[str, Any]:
-    """Return what `autotune advise --json` prints."""
+    """Return the JSON data of `autotune advise --json`."""
     return {
         "schema": SCHEMA,
         "device": advice.device,

@@ -56,7 +56,7 @@ class _Gathered:
 
 
 def content_of(past: PastRun) -> Content:
-    """Return what a report says of a run."""
+    """Return the content of a run's report."""
     gathered, shared = _gathered(past)
     info = _run_info(past)
     comparison = past.expectations and compared(past.expectations, past.records)
@@ -188,7 +188,7 @@ def _chosen(gathered: _Gathered) -> Chosen | None:
 
 
 def _figures(past: PastRun, ranked: Ranked | None) -> dict[str, Any]:
-    """Return what was measured of the chosen one."""
+    """Return the measurement of the chosen candidate."""
     if ranked is None:
         names = ("text", "tokens_per_s", "uncertainty", "peak_memory_bytes", "epoch_s")
         return {**dict.fromkeys(names), "knobs": ()}

@@ -87,7 +87,7 @@ def _templates() -> HtmlTemplates:
 
 
 def _as_seen(value: Any) -> Any:
-    """Return what is put into the page: control characters of a text are shown."""
+    """Return the text for the page: control characters of a text are shown."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(value)
     return value

@@ -167,7 +167,7 @@ def ways_out_lines(plan: Plan) -> Iterator[str]:
 
 
 def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:
-    """Return what a candidate that does not fit lacks, and what takes most."""
+    """Return the shortfall of a candidate that does not fit, and its largest part."""
     if estimate.missing_bytes is None and estimate.host_missing_bytes is not None:
         return f"It is {format_bytes(estimate.host_missing_bytes)} of the host's memory short."
     if estimate.missing_bytes is None and estimate.server is not None:

@@ -124,7 +124,7 @@ def _standing(
 
 
 def least_bytes(m: Measurement | None) -> int | None:
-    """Return what a probe needs at least that ran out of its device's memory on the way; None: it
+    """Return a lower bound on the memory that an OOM probe needs, in bytes; None: it
     did not, or nothing is known of that."""
     if m is None or m.outcome != "oom" or m.tokens_per_s is not None:
         return None

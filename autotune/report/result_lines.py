@@ -48,7 +48,7 @@ def result_lines(result: Result, bundle: str) -> list[str]:
 
 
 def _answer_lines(result: Result, recommendation: Recommendation) -> list[str]:
-    """Return what to use, as a plan says it, with what was measured."""
+    """Return the recommendation in a plan's words, with its measurement."""
     if result.space is None:
         return []
     chosen, allowed = recommendation.chosen, recommendation.allowed_bytes
@@ -56,13 +56,13 @@ def _answer_lines(result: Result, recommendation: Recommendation) -> list[str]:
 
 
 def _untold_lines(result: Result) -> list[str]:
-    """Return what no probe tells."""
+    """Return the lines on values that no probe has measured."""
     left_out = [f"left out for lack of budget: {text}" for text in result.left_out]
     return [f"- {line}" for line in (*(v.sentence() for v in result.unprobed), *left_out)]
 
 
 def search_lines(result: Result) -> list[str]:
-    """Return what the search saved, what it needed no probe for, and how well its probes repeat."""
+    """Return the lines on the search's saving, its unneeded probes, and its repeatability."""
     lines = [] if result.saving is None else [result.saving.sentence()]
     return [*lines, *skipped_lines(result.skipped), *repeat_lines(result.records)]
 

@@ -17,7 +17,7 @@ from autotune.units import format_bytes, format_seconds
 
 
 def waiting_text(holder: str) -> str:
-    """Return what is said while another process has the devices."""
+    """Return the line for a wait: another process has the devices."""
     return f"waiting: {holder}; this one goes on when that has ended (Ctrl-C ends it)"
 
 

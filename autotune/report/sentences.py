@@ -24,7 +24,7 @@ def use_sentence(
     devices: int,
     verification: Verification | None = None,
 ) -> str:
-    """Return what to use, with what was measured of it.
+    """Return the recommendation with its measurement.
 
     Args:
         verification: where its launch was slower or faster by more than the noise of the probes,

@@ -42,7 +42,7 @@ def _sharding_text(candidate: Candidate, devices: int) -> str:
 
 
 def other_words(candidate: Candidate, space: SearchSpace) -> list[str]:
-    """Return what else differs from the stack's defaults, and the recipe that the job varies."""
+    """Return the other differences from the stack's defaults, and the recipe that varies."""
     knobs = differing(candidate, space.default(), space)
     varied = [knob.name for knob in space.free_knobs if knob.kind == "recipe"]
     knobs |= {name: candidate[name] for name in varied if name in candidate.values}

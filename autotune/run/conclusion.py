@@ -24,7 +24,7 @@ from autotune.units import format_seconds
 
 
 def conclude(session: Session, reason: str) -> Result:
-    """Return what the run comes to, once the search has stopped for `reason`."""
+    """Return the result of a run whose search has stopped for `reason`."""
     first = recommend(session.study.records(), session.allowed_bytes)
     if isinstance(first, NothingFits):
         return without_recommendation(session, first, reason)
@@ -42,7 +42,7 @@ def conclude(session: Session, reason: str) -> Result:
 
 
 def without_recommendation(session: Session, first: NothingFits, reason: str) -> Result:
-    """Return what a run comes to that has no stable candidate: nothing fits, or it is not known
+    """Return the result of a run without a stable candidate: nothing fits, or it is not known
     whether anything does."""
     records = session.study.records()
     for outcome, problem in (
@@ -63,7 +63,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
 
 
 def interrupted(session: Session | None) -> Result:
-    """Return what is known when the run is ended from outside; None: before its search began."""
+    """Return the result of a run that is ended from outside; None: before its search began."""
     if session is None:
         return Result(
             outcome="interrupted",
@@ -85,7 +85,7 @@ def interrupted(session: Session | None) -> Result:
 
 
 def searched_result(session: Session, outcome: str, reason: str) -> Result:
-    """Return what every search comes to that ended for `reason`."""
+    """Return the common part of the result of a search that ended for `reason`."""
     records = tuple(session.study.records())
     skipped = ruled_out(session, records)
     return Result(
@@ -109,7 +109,7 @@ def searched_result(session: Session, outcome: str, reason: str) -> Result:
 def saving(
     session: Session, recommendation: Recommendation, records: Sequence[Record]
 ) -> Saving | None:
-    """Return what the search brought against the default candidate.
+    """Return the gain of the search over the default candidate.
 
     None where that is not known: the default does not run here, or the recipe varies, so that jobs
     are not the same work.

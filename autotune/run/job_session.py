@@ -70,7 +70,7 @@ class JobSession(Session):
         return work_of(self.space.settings(candidate).config)
 
     def verification_s(self, ranked: Ranked) -> float:
-        """Return what it takes to launch a bundle for a few steps, in seconds."""
+        """Return the seconds that a launch of a few steps takes."""
         return expected_seconds(self.job, ranked, self.server.import_s)
 
     def write(self, recommendation: Recommendation, verification: Verification | None) -> None:
@@ -100,7 +100,7 @@ class JobSession(Session):
         )
 
     def remedies(self, nothing: NothingFits) -> Remedies:
-        """Return what would make the job fit: changes that are probed, or else estimated."""
+        """Return changes that make the job fit: probed, or else estimated."""
         shortfall = self._measured_shortfall(nothing)
         tried = tuple(self._try_changes(shortfall))
         return Remedies(

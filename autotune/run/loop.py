@@ -242,7 +242,7 @@ def no_time(session: Session, records: Sequence[Record]) -> str | None:
 
 
 def reserved_s(session: Session, records: Sequence[Record]) -> float:
-    """Return what of a total budget is kept for the verification. Seconds: 0 before there is
+    """Return the seconds of a total budget that the verification keeps: 0 before there is
     something to verify, and where there is too little time for it anyway."""
     best = recommend(records, session.allowed_bytes)
     without = session.deadline.total_s is None or not session.options.verify
@@ -258,7 +258,7 @@ def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool
 
 
 def probe_cost_s(records: Sequence[Record]) -> float:
-    """Return what a probe took, by the median of those so far; 0 before any."""
+    """Return the median seconds of the probes so far; 0 before any."""
     seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
     return statistics.median(seconds) if seconds else 0.0
 
@@ -269,7 +269,7 @@ def probing_s(records: Sequence[Record]) -> float:
 
 
 def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
-    """Return what the next probe promises; None where nothing is expected of it."""
+    """Return the expected gain of the next probe; None where there is no estimate."""
     gain = session.study.gain()
     best = recommend(records, session.allowed_bytes)
     if gain is None or isinstance(best, NothingFits):
@@ -282,7 +282,7 @@ def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
 
 
 def job_seconds(session: Session, chosen: Ranked) -> float | None:
-    """Return what the whole job takes with a candidate."""
+    """Return the time of the whole job with a candidate."""
     return session.work(chosen.candidate).seconds(chosen.measurement)
 
 

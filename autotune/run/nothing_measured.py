@@ -25,7 +25,7 @@ process with the stack was measured to hold before it trains."""
 
 
 def before_the_search(total: str) -> Result:
-    """Return what a run comes to whose time was over before its model and data were known.
+    """Return the result of a run whose time was over before its model and data were known.
 
     Args:
         total: the total budget, in words.
@@ -169,7 +169,7 @@ def least_limit(peak_bytes: int, job: Job) -> str:
 
 
 def without_probes(session: Session, nothing: NothingFits) -> Result:
-    """Return what a run comes to that need not begin."""
+    """Return the result of a run that need not begin."""
     return Result(
         outcome="nothing_fits",
         records=tuple(session.study.records()),

@@ -157,7 +157,7 @@ def open_job(
 
 
 def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) -> Facts:
-    """Return what is true of model, data, machine and stack before any probe.
+    """Return the facts of model, data, machine and stack before any probe.
 
     Raises:
         UserError: the job cannot be.
@@ -272,7 +272,7 @@ def _with(
 
 
 def prior_of(replies: Collection[EstimateReply], facts: Facts, devices: int) -> Residual:
-    """Return what is assumed of a process before any was measured."""
+    """Return the memory assumed of a process before any was measured."""
     process_bytes = max((reply.process_bytes for reply in replies), default=0) or TYPICAL_PROCESS
     return prior_residual(facts.device, process_bytes, devices)
 

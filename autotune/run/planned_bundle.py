@@ -190,7 +190,7 @@ def _run_of(folder: Path) -> RunFolder:
 
 
 def _stored(folder: Path) -> Planned:
-    """Return what was planned.
+    """Return the plan of a bundle.
 
     Raises:
         UserError: files are not as they were written, or by another version.

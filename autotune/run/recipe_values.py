@@ -97,7 +97,7 @@ def unprobed_values(
     *,
     otherwise: str,
 ) -> tuple[UnprobedValue, ...]:
-    """Return what the job lists and no probe has measured, each with its reason.
+    """Return the listed values that no probe has measured, each with its reason.
 
     Args:
         ruled_out: why candidates need no probe, by key.

@@ -210,7 +210,7 @@ def _flags(
     launched: Settings,
     fewer: dict[str, int],
 ) -> list[str]:
-    """Return what the rehearsal changes of the bundle's configuration.
+    """Return the fields of the bundle's configuration that the rehearsal changes.
 
     Args:
         fewer: how many completions are generated at once, where vLLM's place is taken.

@@ -129,7 +129,7 @@ class Session(ABC):
 
     @abstractmethod
     def verification_s(self, ranked: Ranked) -> float:
-        """Return what the verification of a candidate is expected to take, in seconds."""
+        """Return the expected seconds of a candidate's verification."""
 
     @abstractmethod
     def write(self, recommendation: Recommendation, verification: Verification | None) -> None:
@@ -144,7 +144,7 @@ class Session(ABC):
         """
 
     def remedies(self, nothing: NothingFits) -> Remedies:
-        """Return what would make it fit."""
+        """Return changes that make it fit; none are known here."""
         return Remedies(nothing=nothing)
 
 

@@ -156,7 +156,7 @@ def judge_soak(
     chosen: Ranked,
     launched: Settings,
 ) -> Verification:
-    """Return what a soak says of a bundle that was verified before.
+    """Return the verdict of a soak on a verified bundle.
 
     Args:
         parts: its steps, in parts; none where too few of them were logged.

@@ -62,7 +62,7 @@ class StoredFiles:
     notes: list[str] = field(default_factory=list)
 
     def choice(self) -> StoredChoice | None:
-        """Return what is recommended; None before there was a recommendation."""
+        """Return the recommendation; None before there was one."""
         return self._read(self.run.recommendation, _choice, "`autotune emit` writes it anew")
 
     def ending(self) -> StoredEnding | None:
@@ -70,7 +70,7 @@ class StoredFiles:
         return self._read(self.run.ending, _ending, "why the search ended is not shown")
 
     def expectations(self) -> Expectations | None:
-        """Return what the run expected of its candidates; None where it did not get that far."""
+        """Return the estimates of the run; None where it did not get that far."""
         return self._read(self.run.estimates, _expectations, "estimates are not shown")
 
     def _read(self, path: Path, read: Callable[[dict[str, Any]], _T], without: str) -> _T | None:
@@ -116,7 +116,7 @@ def refuse_script(run: RunFolder) -> None:
 
 
 def stored_facts(run: RunFolder) -> Facts:
-    """Return what the survey found.
+    """Return the facts of the survey.
 
     Raises:
         UserError: it is missing or damaged.
@@ -132,7 +132,7 @@ def stored_facts(run: RunFolder) -> Facts:
 def stored_records(
     files: StoredFiles, space: SearchSpace, storage: Path | str, study: str, allowed: int
 ) -> tuple[Record, ...]:
-    """Return what the study holds; the notes of `files` tell what of it is left out.
+    """Return the records of the study; the notes of `files` name those that are left out.
 
     Args:
         study: its name.
@@ -166,7 +166,7 @@ def study_name(run: RunFolder) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what is wrong with data, in the words of who could not use them."""
+    """Return the reason of an error, in at most 200 characters."""
     words = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 

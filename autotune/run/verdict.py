@@ -162,7 +162,7 @@ def judge(
     launched: Settings,
     log: str,
 ) -> Verification:
-    """Return what the launch says of the promise. Pure.
+    """Return the verdict of a launch on the promise. Pure.
 
     Args:
         state: the Trainer's own state, from the checkpoint; None: nothing was saved.
@@ -239,7 +239,7 @@ def judge_measurement(measured: Measurement, chosen: Ranked, log: Path) -> Verif
 
 
 def max_peak(promised: int) -> float:
-    """Return what a launch may take, in bytes, so that the promise holds."""
+    """Return the bytes that a launch may take so that the promise holds."""
     return promised + max(promised * MEMORY_TOLERANCE, MEMORY_SLACK)
 
 
@@ -252,7 +252,7 @@ def vllm_runs(launched: Settings) -> bool:
 
 
 def _launched_peak(chosen: Ranked) -> int:
-    """Return what a launch takes in which transformers generate in vLLM's place. Bytes."""
+    """Return the bytes of a launch in which transformers generates in vLLM's place."""
     m = chosen.measurement
     outside = (m.peak_memory_bytes or 0) - (m.vllm_bytes or 0) - (m.reserved_peak_bytes or 0)
     generation = m.generation_peak_bytes or 0
@@ -262,7 +262,7 @@ def _launched_peak(chosen: Ranked) -> int:
 
 
 def _kept(evaluates: bool, speeds: str, peak: int | None, promised: int, without_vllm: bool) -> str:
-    """Return what is said of a launch that keeps its promise."""
+    """Return the words for a launch that keeps its promise."""
     instead = "; vLLM was not run, transformers generated" if without_vllm else ""
     through = "its worst batch, an evaluation" if evaluates else "its worst batch"
     return (
@@ -329,5 +329,5 @@ def _memory_problems(
 
 
 def memory_limit_of(job: Job, facts: Facts) -> int:
-    """Return what a launch may take of its device. Bytes."""
+    """Return the bytes of its device that a launch may take."""
     return job.devices.memory or facts.device.free_bytes

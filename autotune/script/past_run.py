@@ -48,7 +48,7 @@ class PastScriptRun:
     limits: Mapping[str, Any]
 
     def content(self) -> Content:
-        """Return what a report says of it."""
+        """Return the content of its report."""
         look, content = self.look, content_of(self.past)
         of_job = ("weights", "method", "tuning", "data", "global batch")
         about = [pair for pair in content.about if pair[0] not in of_job]
@@ -139,7 +139,7 @@ def _global_batch(kept: Mapping[str, Any]) -> int | None:
 
 
 def look_of_run(run: RunFolder) -> Look:
-    """Return what was seen of the script of a run.
+    """Return the stored look at a run's script.
 
     Raises:
         UserError: it is missing, or damaged.

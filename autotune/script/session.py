@@ -86,7 +86,7 @@ class ScriptSession(Session):
         return work_of(self.look.arguments)
 
     def verification_s(self, ranked: Ranked) -> float:
-        """Return what a start takes, in seconds: what its probe took, and as much longer as it has
+        """Return the seconds of a start: those of its probe, and as much longer as it has
         more micro-steps."""
         more = ranked.candidate.gradient_accumulation_steps / PROBED_STEPS
         stages = ranked.measurement.stages_s

@@ -158,7 +158,7 @@ def job_of(look: Look, limits: Mapping[str, Any], rows: int | None = None) -> Jo
 
 
 def facts_of(look: Look, device: DeviceFacts, stack: StackFacts) -> Facts:
-    """Return what is true of a script before any probe."""
+    """Return the facts of a script before any probe."""
     rows, lengths = look.rows or 0, look.lengths
     shape: dict[str, Any] = dict(look.shape)
     return Facts(

@@ -101,7 +101,7 @@ def tune_script(
 
 
 def _kept(starter: Starter, limits: Mapping[str, Any], global_batch: int | None) -> str:
-    """Return what the run's folder keeps of a search, in place of a job."""
+    """Return the text that the run's folder keeps in place of a job."""
     command = starter if isinstance(starter, ScriptCommand) else None
     kept = {
         "words": list(command.words) if command else [],
@@ -173,7 +173,7 @@ def faults_of_limits(*room: str) -> Iterator[None]:
 
 
 def look_of(starter: Starter, run: RunFolder, timeout_s: float, listener: Listener) -> Look:
-    """Return what is seen of the script, now or when the search began."""
+    """Return the look at the script, now or when the search began."""
     earlier = read_json(run.survey.path / "look.json")
     if earlier is not None:
         with contextlib.suppress(*NONSENSE):
