@@ -3,6 +3,7 @@ tests run side by side (`-n`), cores of its own."""
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,14 @@ def own_home(tmp_path: Path, plan_cache: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     return home
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> None:
+    """No test, nor what it starts, keeps the handlers of a command that ran in this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -52,25 +52,31 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _end_with_terminal()
         try:
-            code = function(*args, **kwargs)
-        except AutotuneError as error:
-            for problem in error.problems:
-                echo(f"error: {problem.render()}", err=True)
-            code = error.exit_code
+            code = _exit_code(lambda: function(*args, **kwargs))
         except KeyboardInterrupt:
             echo("interrupted", err=True)
             code = EXIT_INTERRUPTED
-        except OSError as error:  # a full disk, a folder that may not be written
-            echo(f"error: {error}", err=True)
-            code = EXIT_MACHINE
-        except Exception:  # our own mistake: the trace is for the report, the code is not 1
-            echo(traceback.format_exc(), err=True, nl=False)
-            echo("error: this is a bug; please report it with `autotune doctor --json`", err=True)
-            code = EXIT_MACHINE
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
-        sys.exit(code or 0)
+        sys.exit(code)
 
     return body
+
+
+def _exit_code(call: Callable[[], int | None]) -> int:
+    """Return the exit code of a call, and print the error that ended it."""
+    try:
+        return call() or 0
+    except AutotuneError as error:
+        for problem in error.problems:
+            echo(f"error: {problem.render()}", err=True)
+        return error.exit_code
+    except OSError as error:  # a full disk, a folder that may not be written
+        echo(f"error: {error}", err=True)
+        return EXIT_MACHINE
+    except Exception:  # our own mistake: the trace is for the report, the code is not 1
+        echo(traceback.format_exc(), err=True, nl=False)
+        echo("error: this is a bug; please report it with `autotune doctor --json`", err=True)
+        return EXIT_MACHINE
 
 
 def _end_with_terminal() -> None:

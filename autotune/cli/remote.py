@@ -26,6 +26,7 @@ from autotune.errors import (
     machine_error,
     user_error,
 )
+from autotune.process.files import make_executable
 
 JOB = frozenset({"job", "sets", *FLAG_NAMES})
 """Options that make the job."""
@@ -179,7 +180,7 @@ def unpack(data: bytes, folder: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(archive.read(entry))
             if entry.external_attr >> 16 & stat.S_IXUSR:
-                place.chmod(0o755)
+                make_executable(place)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise machine_error(
             f"the bundle from the service cannot be read: {error}", where=where

@@ -26,7 +26,7 @@ def put_in_place(target: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         write_whole(draft / name, text)
         if name.endswith(".sh"):
-            (draft / name).chmod(0o755)
+            make_executable(draft / name)
     _sync(draft)
     if not target.exists():
         draft.rename(target)
@@ -36,6 +36,12 @@ def put_in_place(target: Path, files: Mapping[str, str]) -> None:
     _sync(target.parent)
     for old in (draft, _before(target)):
         _remove(old)
+
+
+def make_executable(file: Path) -> None:
+    """Let everybody call a script who may read it."""
+    mode = file.stat().st_mode
+    file.chmod(mode | (mode & 0o444) >> 2)
 
 
 def finish_replacement(target: Path) -> None:

@@ -26,7 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.process.files import finish_replacement, opener, put_in_place, write_whole
+from autotune.process.files import (
+    finish_replacement,
+    make_executable,
+    opener,
+    put_in_place,
+    write_whole,
+)
 from autotune.process.messages import ChildFolder, read_json, write_json
 
 LOCK = ".lock"
@@ -188,7 +194,7 @@ class RunFolder:
         for name, text in files.items():
             self.write_text(target / name, text)
             if name.endswith(".sh"):
-                (target / name).chmod(0o755)
+                make_executable(target / name)
 
     def exists(self) -> bool:
         """True if a run was started here."""

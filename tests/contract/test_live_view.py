@@ -138,6 +138,18 @@ def test_a_pipe_gets_lines_whatever_is_said_of_colours(
         assert not has_room(LiveConsole(file=file, width=80, height=24))
 
 
+def test_what_is_printed_to_a_closed_terminal_is_lost() -> None:
+    """Its SIGHUP may come later than the first line that cannot be printed."""
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as file:
+        console = LiveConsole(file=file, width=80, height=24)
+        os.close(ours)
+        with pytest.raises(OSError, match="Input/output"):
+            os.write(theirs, b"a line")
+        console.print_line("a line")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)  # as SIGHUP does
+
+
 def record() -> None:
     """Write every screen anew."""
     for file in SCREENS.glob("*.txt"):

@@ -5,11 +5,13 @@ A run that a service does is seen as one that is done here.
 
 import contextlib
 import dataclasses
+import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleRenderable, Group
 from rich.control import Control
@@ -48,6 +50,32 @@ class TerminalListener(RunLines):
         self._console.print_line(text)
 
 
+class _Terminal:
+    """A stream. Once its terminal is closed, what is written is lost: SIGHUP ends the run."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self._while_open(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Send what was written."""
+        self._while_open(self._stream.flush)
+
+    def _while_open(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+
+
 class LiveConsole(PlainConsole):
     """The terminal behind stderr, to which one thread at a time prints. Its size is its own,
     whatever COLUMNS says: a row that is too long would be folded."""
@@ -55,7 +83,8 @@ class LiveConsole(PlainConsole):
     def __init__(self, **options: Any) -> None:
         sizes = ("COLUMNS", "LINES")
         environment = {name: text for name, text in os.environ.items() if name not in sizes}
-        super().__init__(stderr=True, _environ=environment, **options)
+        options["file"] = cast(IO[str], _Terminal(options.get("file") or sys.stderr))
+        super().__init__(_environ=environment, **options)
         self.turn = threading.RLock()
 
     def print(self, *objects: Any, **options: Any) -> None:
