@@ -20,9 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from autotune.process.child_server import PRELOAD, ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import PRELOAD, ChildServer
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")

@@ -9,7 +9,7 @@ from autotune.api.html import answer_html
 from autotune.errors import user_error, visible
 from autotune.job.job import KnobValue
 from autotune.report.sections import Table
-from autotune.space.settings import Settings
+from autotune.space.trl_config import Settings
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,7 @@ from autotune.report.plan_answer import (
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.sections import Table
 from autotune.report.talk import say
-from autotune.space.settings import Settings, settings
+from autotune.space.trl_config import Settings, settings
 
 if TYPE_CHECKING:
     import pandas as pd

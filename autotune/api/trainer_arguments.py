@@ -12,8 +12,8 @@ from typing import Any
 from autotune.api.jobs import plain
 from autotune.errors import machine_error, user_error
 from autotune.job.methods import METHODS
-from autotune.space.settings import Settings, without_none
 from autotune.space.sharding.sharding import engine_name
+from autotune.space.trl_config import Settings, without_none
 
 LAUNCHED = "WORLD_SIZE"
 """A variable that every launcher of several processes sets."""

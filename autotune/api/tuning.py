@@ -26,7 +26,7 @@ from autotune.run.planned_bundle import refuse_used
 from autotune.run.session import Options, Result
 from autotune.run.tuning import tune as tune_in
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings, settings
+from autotune.space.trl_config import Settings, settings
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,9 +27,9 @@ from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate, value_label
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
-from autotune.space.settings import Settings, resolve_precision, settings, threads
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.deepspeed import auto_config, deepspeed_of
+from autotune.space.trl_config import Settings, resolve_precision, settings, threads
 from autotune.space.vllm.server import Split
 from autotune.training.registry import own_script
 

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from autotune.job.methods import Method
-from autotune.space.settings import without_none
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import (
     DATA_PARALLEL,
@@ -19,6 +18,7 @@ from autotune.space.sharding.sharding import (
     Sharding,
     fsdp_fields,
 )
+from autotune.space.trl_config import without_none
 
 HEADER = """\
 # Written by autotune. Read by `trl {method.name} --config` and by launch.sh beside it.

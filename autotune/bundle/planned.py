@@ -25,8 +25,8 @@ from autotune.plan.answer import SPEED_ERROR, training_s
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate, from_knobs
 from autotune.space.packages import packages_to_install
-from autotune.space.settings import Settings, settings
 from autotune.space.sharding.sharding import DEEPSPEED
+from autotune.space.trl_config import Settings, settings
 from autotune.units import format_bytes, format_seconds
 
 JOB_FILE = "run/job.yaml"

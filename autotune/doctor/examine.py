@@ -15,12 +15,12 @@ from autotune.facts import devices, stack
 from autotune.facts.devices import DriverState, driver_state
 from autotune.facts.stack import OPTIONAL, module_found
 from autotune.plain_data import from_plain, to_plain
+from autotune.process.child_server import ChildServer
 from autotune.process.disk import SHARED, free_bytes
 from autotune.process.files import user_cache
 from autotune.process.limits import Ending, Limits, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ending_of
-from autotune.process.server import ChildServer
 
 WORKER = "autotune.doctor.import_worker:examine"
 LIMITS = Limits(wall_s=300.0, stall_s=120.0)

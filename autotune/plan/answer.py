@@ -12,8 +12,8 @@ from autotune.job.methods import METHODS
 from autotune.plan.choices import Choice, is_safe
 from autotune.space.knobs import GROUP, Candidate
 from autotune.space.packages import packages_to_install
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import DEEPSPEED, sharding_of
+from autotune.space.trl_config import settings
 
 SPEED_ERROR = 0.3
 """How far an estimated speed may be off. Of 28 published runs on one A100 it was 0.88 to 1.18 of

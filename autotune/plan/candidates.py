@@ -22,8 +22,8 @@ from autotune.plan.exchange import (
 from autotune.plan.host_memory import with_host
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
-from autotune.space.settings import Settings, has_reference
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, OPTIMIZER_OFFLOAD
+from autotune.space.trl_config import Settings, has_reference
 from autotune.training.rollout_plan import completion_length
 
 TYPICAL_PROCESS = 450 * 2**20

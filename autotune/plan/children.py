@@ -15,9 +15,9 @@ from autotune.plain_data import NONSENSE
 from autotune.plan.cache import NO_ANSWER
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
+from autotune.process.child_server import PRELOAD, ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import PRELOAD, ChildServer
 
 WORKER = "autotune.estimate.worker:estimate"
 MORE_OF_TRACES = "autotune.estimate.variants.preload"

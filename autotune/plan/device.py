@@ -16,10 +16,10 @@ from autotune.plan.cache import PlanCache
 from autotune.plan.children import LIMITS
 from autotune.plan.progress import Progress
 from autotune.probe.survey import memory_limit, survey
+from autotune.process.child_server import ChildServer
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
-from autotune.space.settings import threads
+from autotune.space.trl_config import threads
 
 CEILINGS_WORKER = "autotune.estimate.speed.measuring.worker:measure"
 BUSY = 0.05

@@ -42,7 +42,7 @@ from autotune.plan.trace_choice import (
     to_trace,
 )
 from autotune.plan.variants import Member, VariantTask
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
 MOST_SETTLED = 3

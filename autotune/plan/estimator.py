@@ -26,9 +26,9 @@ from autotune.plan.least_memory import ruled_out
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from autotune.space.knobs import Candidate
-from autotune.space.settings import SettingsOfJob
+from autotune.space.trl_config import SettingsOfJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from autotune.facts.device_kinds import Interconnect, known_kind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate
-from autotune.space.settings import Settings
 from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
 from autotune.space.sharding.sharding import DATA_PARALLEL, NONE
+from autotune.space.trl_config import Settings
 from autotune.space.vllm.server import server_needs
 from autotune.units import format_bytes, format_seconds
 

@@ -22,8 +22,8 @@ from autotune.estimate.formula.offload import (
 from autotune.estimate.residual import Residual
 from autotune.facts.host import host_limit
 from autotune.plan.exchange import computed_bytes, is_wide, trained_parameters
-from autotune.space.settings import Settings, has_reference
 from autotune.space.sharding.sharding import FSDP
+from autotune.space.trl_config import Settings, has_reference
 from autotune.units import format_bytes
 
 UNSURE = 0.1

@@ -11,8 +11,8 @@ from autotune.estimate.formula.devices import zero_of
 from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, STEP, WEIGHTS
 from autotune.job.methods import METHODS
 from autotune.space.quantization import bits_of
-from autotune.space.settings import Settings
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
+from autotune.space.trl_config import Settings
 
 _STATES = {"adamw_torch": None, "adamw_torch_fused": None, "adamw_8bit": 2}
 """Bytes of optimizer state for each trained weight; None: two moments in the weights' type.

@@ -27,8 +27,8 @@ from autotune.plan.progress import Progress
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import Advisor
 from autotune.plan.trace_choice import PROMISING, Effort
+from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate

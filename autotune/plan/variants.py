@@ -21,7 +21,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
 from autotune.space.knobs import Candidate
-from autotune.space.settings import CUDNN_LAST, USUAL_TORCH, Settings
+from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
 

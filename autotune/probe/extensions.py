@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from autotune.probe.protocol import ProbeRequest
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import DEEPSPEED
 
 WORKER = "autotune.probe.extensions:compile_extensions"

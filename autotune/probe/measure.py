@@ -18,14 +18,14 @@ from autotune.probe.extensions import compile_before
 from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_both
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.rank_replies import SILENT, clear_ranks, lagging_ranks, rank_folder
+from autotune.process.child_server import ChildServer
 from autotune.process.disk import full_disk, little_shared_memory
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
-from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate
-from autotune.space.settings import settings, threads
+from autotune.space.trl_config import settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks_worker:probe"

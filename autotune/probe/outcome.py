@@ -12,7 +12,7 @@ from autotune.errors import user_error
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.process.host_memory import HostUse
 from autotune.process.limits import Ending, signal_name
-from autotune.process.out_of_memory import is_of_the_host, is_out_of_memory
+from autotune.process.memory_errors import is_of_the_host, is_out_of_memory
 from autotune.training.spec import Unsupported
 from autotune.units import format_bytes
 

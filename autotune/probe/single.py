@@ -10,9 +10,9 @@ from autotune.job.job import Job
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, memory_limit, refuse_untried, survey
+from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate

@@ -15,14 +15,14 @@ from autotune.job.methods import METHODS
 from autotune.plain_data import NONSENSE, from_plain
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
+from autotune.process.child_server import ChildServer
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Ending, Limits, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ending_of
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.knobs import ACCUMULATION, GROUP
-from autotune.space.settings import device_environment
+from autotune.space.trl_config import device_environment
 from autotune.units import format_bytes
 
 USUAL_GROUP = 8

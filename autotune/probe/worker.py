@@ -16,8 +16,8 @@ from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
 from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
 from autotune.probe.protocol import Failure, Measurement, ProbeRequest
 from autotune.probe.throughput import Preparation, RolloutSpeed, Throughput, passes
+from autotune.process.memory_errors import missing_on_host, phase_of
 from autotune.process.messages import ChildFolder, write_json
-from autotune.process.out_of_memory import missing_on_host, phase_of
 from autotune.process.progress import Progress
 from autotune.training.spec import Place, Unsupported
 

@@ -7,8 +7,8 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.report.candidate_lines import describe, describe_measurement
 from autotune.report.progress_lines import EstimateLines
+from autotune.run.bundle_launch import STAGE_TEXTS
 from autotune.run.listener import Listener
-from autotune.run.rehearse import STAGE_TEXTS
 from autotune.run.verdict import Verification
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.search.record import Record

@@ -27,7 +27,7 @@ from autotune.search.record import Record
 from autotune.search.sampler.expected import Expected, Reading
 from autotune.search.sampler.params import choice, expected_of
 from autotune.space.bind import SearchSpace
-from autotune.space.settings import resolve_precision
+from autotune.space.trl_config import resolve_precision
 
 MOST_ROWS = 60
 SAME, OTHER_KNOBS, CHANGED = 0.05, 0.10, 0.20

@@ -15,10 +15,10 @@ from autotune.plan.questions.changes import TriedChange, offloading, single_chan
 from autotune.plan.questions.way import Advice
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Watcher
 from autotune.process.messages import ChildFolder
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.run.deadline import OutOfTime
 from autotune.run.listener import follow_probe
 from autotune.run.session import Remedies, Session

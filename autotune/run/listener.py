@@ -142,7 +142,7 @@ class Listener(Progress):
         """Note that a bundle is being launched."""
 
     def verification_stage(self, stage: str, seconds: float) -> None:
-        """Note that a stage of a verification is over (`rehearse.py` has their names)."""
+        """Note that a stage of a verification is over (`bundle_launch.py` has their names)."""
 
     def verified(self, verification: Verification) -> None:
         """Note that the launch has ended."""

@@ -30,9 +30,9 @@ from autotune.probe.survey import (
     refuse_untried,
     survey,
 )
+from autotune.process.child_server import ChildServer
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import OUTPUT, RunFolder
-from autotune.process.server import ChildServer
 from autotune.run.deadline import Deadline, OutOfTime
 from autotune.run.expectations import Expectations
 from autotune.run.history import History

@@ -16,16 +16,16 @@ from autotune.job.text_file import readable_text
 from autotune.plain_data import NONSENSE
 from autotune.probe.measure import measure_candidate
 from autotune.probe.survey import allowed_memory
+from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES, ChildFolder
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
+from autotune.run.bundle_launch import Heard
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations, compared
 from autotune.run.job_session import render
 from autotune.run.loop import reasons_against
 from autotune.run.recipe_values import UnprobedValue, unprobed_values
-from autotune.run.rehearse import Heard
 from autotune.run.stored import (
     RESUME,
     StoredChoice,

@@ -25,13 +25,13 @@ from autotune.plan.progress import Progress
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
+from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES, read_json
 from autotune.process.run_folder import OUTPUT, RunFolder
-from autotune.process.server import ChildServer
+from autotune.run.bundle_launch import Heard
 from autotune.run.deadline import Deadline
 from autotune.run.opening import facts_of
-from autotune.run.rehearse import Heard
 from autotune.run.verdict import Verification
 from autotune.run.verify import AGAIN, verify
 from autotune.search.recommend import Ranked
@@ -40,7 +40,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 
 
 def refuse_used(folder: Path) -> None:

@@ -20,7 +20,7 @@ from autotune.run.verdict import (
 )
 from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings
+from autotune.space.trl_config import Settings
 from autotune.training.rehearsal import LOGGING_STEPS
 from autotune.units import format_bytes, format_seconds
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from autotune.job.job import Job
 from autotune.job.yaml_file import to_yaml
+from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.run.conclusion import conclude, interrupted
 from autotune.run.deadline import Deadline, OutOfTime
 from autotune.run.history import History

@@ -12,10 +12,10 @@ from autotune.plain_data import to_plain
 from autotune.probe.outcome import busy_text, is_quiet
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
-from autotune.process.out_of_memory import read_memory_error
+from autotune.process.memory_errors import read_memory_error
 from autotune.process.processor_load import is_crowded, wait_share
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings, threads
+from autotune.space.trl_config import Settings, threads
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
 from autotune.units import format_bytes
 
@@ -60,7 +60,7 @@ class Verification:
     soaked_s: float | None = None
     """How long it was trained to see whether memory creeps or speed decays; None: it was not."""
     stages_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage that came to its end (`run/rehearse.py`), of all launches."""
+    """Seconds of each stage that came to its end (`run/bundle_launch.py`), of all launches."""
 
     @property
     def was_disturbed(self) -> bool:

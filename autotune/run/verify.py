@@ -20,12 +20,11 @@ from autotune.plain_data import NONSENSE
 from autotune.plan.variants import batching
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import Measurement
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
-from autotune.run.deadline import Deadline
-from autotune.run.rehearse import (
+from autotune.run.bundle_launch import (
     SOAK,
     TIMED_STEPS,
     TIMEOUT_S,
@@ -33,10 +32,11 @@ from autotune.run.rehearse import (
     Heard,
     Stages,
 )
+from autotune.run.deadline import Deadline
 from autotune.run.soak import PARTS, judge_soak, soak_steps
 from autotune.run.verdict import Verification, timed_parts
 from autotune.search.recommend import Ranked
-from autotune.space.settings import (
+from autotune.space.trl_config import (
     Settings,
     device_environment,
     eval_batch,
@@ -69,7 +69,7 @@ def verify(
     heard: Heard,
     soak_s: float = 0.0,
 ) -> Verification:
-    """Rehearse the bundle in `run.bundle`, which must be the one of `chosen`.
+    """Rehearse the bundle in `run.bundle`, which must be the one of `ranked`.
 
     A launch that is only too slow, or too fast, may mean that the machine is another than it was
     during the search. Then the candidate is probed again, and a second launch is held against that

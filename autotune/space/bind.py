@@ -45,9 +45,9 @@ from autotune.space.knobs import (
 from autotune.space.notes import space_notes
 from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
-from autotune.space.settings import SettingsOfJob, resolve_precision
 from autotune.space.sharding.deepspeed import bucket_sizes, default_size
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
+from autotune.space.trl_config import SettingsOfJob, resolve_precision
 from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm.server import searched_sizes, server_share
 

@@ -29,7 +29,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
 from autotune.facts.model import model_config
-from autotune.process.out_of_memory import is_out_of_memory
+from autotune.process.memory_errors import is_out_of_memory
 from autotune.training.distributed import in_unison
 from autotune.training.family import PROBE_OVERRIDES, Family, Models, from_config
 from autotune.training.patching import replaced, require

@@ -17,7 +17,7 @@ from autotune.estimate.residual import Residual
 from autotune.plan.candidates import by_formula
 from autotune.plan.plan import plan
 from autotune.space.job_file.load import load_job
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 
 HERE = Path(__file__).parent
 SHOWN = ("gradient_checkpointing", "loss_type", "attn_implementation", "padding_free")

@@ -31,8 +31,8 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import Effort
 from autotune.probe.survey import survey
+from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.bind import bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job

@@ -14,8 +14,8 @@ from autotune.job.job import Job
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, survey
+from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.knobs import Candidate, from_knobs
 from benchmarks.gpu_memory.predictions import (
     Predictions,

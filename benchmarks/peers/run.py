@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from autotune.process.child_server import ChildServer  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.server import ChildServer  # noqa: E402
 from benchmarks.command import (  # noqa: E402
     Results,
     answer,

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.estimate.records.decoding import TOKENS  # noqa: E402
 from autotune.probe.survey_worker import make_tokenizer  # noqa: E402
+from autotune.process.child_server import ChildServer  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
-from autotune.process.server import ChildServer  # noqa: E402
 from benchmarks.command import (  # noqa: E402
     Results,
     answer,

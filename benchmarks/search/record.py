@@ -33,8 +33,8 @@ from autotune.job.job import Job  # noqa: E402
 from autotune.plan.estimator import Estimator  # noqa: E402
 from autotune.probe.measure import measure_candidate  # noqa: E402
 from autotune.probe.survey import memory_limit, survey  # noqa: E402
+from autotune.process.child_server import ChildServer  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ChildServer  # noqa: E402
 from autotune.run.opening import expected  # noqa: E402
 from autotune.space.bind import SearchSpace, bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402

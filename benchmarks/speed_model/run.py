@@ -38,10 +38,10 @@ from autotune.job.job import Job  # noqa: E402
 from autotune.plain_data import from_plain, to_plain  # noqa: E402
 from autotune.probe import measure  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
+from autotune.process.child_server import ChildServer  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
 from autotune.process.messages import ChildFolder, read_json, write_json  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.definition import SpaceDefinition  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402

@@ -26,13 +26,13 @@ from autotune.plan.variants import variant_tasks  # noqa: E402
 from autotune.probe.measure import measure, probe_request  # noqa: E402
 from autotune.probe.protocol import Measurement  # noqa: E402
 from autotune.probe.survey import survey  # noqa: E402
+from autotune.process.child_server import ChildServer  # noqa: E402
 from autotune.process.limits import Limits  # noqa: E402
 from autotune.process.messages import ChildFolder  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
-from autotune.process.server import ChildServer  # noqa: E402
 from autotune.space.bind import bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
-from autotune.space.settings import settings  # noqa: E402
+from autotune.space.trl_config import settings  # noqa: E402
 from benchmarks.command import about_this_run, rows_of, server_environment  # noqa: E402
 from benchmarks.virtual_gpu.models import write_model  # noqa: E402
 from benchmarks.virtual_gpu.run import add  # noqa: E402

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage
 
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.process.child_server import ChildServer
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Ending, Limits, Watcher
 from autotune.process.messages import ChildFolder
-from autotune.process.server import ChildServer
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "contract")])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage, still_running
 
+from autotune.process.child_server import ChildServer
 from autotune.process.messages import read_json
-from autotune.process.server import ChildServer
 
 NOTES = "import os\nSEEN = os.environ.get('A_VARIABLE')\n"
 PRELOADED = ("numpy", "notes_a_variable")

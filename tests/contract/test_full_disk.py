@@ -15,8 +15,8 @@ from staging import Stage
 from autotune.errors import MachineError
 from autotune.job.job import Devices
 from autotune.probe import measure
+from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
-from autotune.process.server import ChildServer
 from tests.unit.builders import make_candidate, make_facts, make_job
 from tests.unit.calling import call
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage, still_running
 
+from autotune.process.child_server import ChildServer
 from autotune.process.kept import kept_servers
-from autotune.process.server import ChildServer
 
 
 def server_in(folder: Path) -> ChildServer:

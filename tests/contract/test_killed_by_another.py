@@ -24,10 +24,10 @@ from autotune.probe import measure
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
 from autotune.process.run_folder import RunFolder
+from autotune.run.bundle_launch import BundleLaunch, Stages
 from autotune.run.deadline import Deadline
-from autotune.run.rehearse import BundleLaunch, Stages
 from autotune.search.recommend import Ranked
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.training.rehearsal import RehearsalReply
 from tests.unit.builders import make_candidate, make_facts, make_job, ok
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage, still_running
 
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 
 FAULTS = ("silent", "raises", "killed", "aborts", "segfaults", "draft_only", "escapes_and_sleeps")
 FAULTS += ("leaves_one_in_its_group", "leaves_one_that_escaped", "deaf", "garbled_reply")

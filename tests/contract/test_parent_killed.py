@@ -9,7 +9,7 @@ from pathlib import Path
 
 from staging import ROOT, still_running
 
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 
 IMPORTING = """
 import os, time
@@ -20,7 +20,7 @@ time.sleep(60)
 PARENT = """
 import sys
 from pathlib import Path
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 ChildServer(Path(sys.argv[1]), preload=("imports_for_long",)).__enter__()
 """
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from staging import STUBS_PATH, Stage
 
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json
-from autotune.process.server import ChildServer
 
 
 def test_an_exit_without_a_reply_is_an_exit_with_code_0(stage: Stage) -> None:

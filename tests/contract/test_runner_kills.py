@@ -96,8 +96,8 @@ def test_a_server_that_does_not_react_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill that never takes hold (a driver that hangs, a stopped server) is not waited for."""
-    monkeypatch.setattr("autotune.process.server._KILL_S", 0.5)
-    monkeypatch.setattr("autotune.process.server._CLOSE_S", 0.5)
+    monkeypatch.setattr("autotune.process.child_server._KILL_S", 0.5)
+    monkeypatch.setattr("autotune.process.child_server._CLOSE_S", 0.5)
     ending = stage.run("stops_the_server", wall_s=0.3)
     assert (ending.why, ending.by_another) == ("lost", False)
     assert still_running(stage.pids()) == []

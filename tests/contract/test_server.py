@@ -15,10 +15,10 @@ from staging import STUBS_PATH, Stage, running, still_running
 
 from autotune.errors import MachineError
 from autotune.probe import survey
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.job_file.load import load_job
 
 PARENT = """
@@ -26,7 +26,7 @@ import signal, sys, time
 from pathlib import Path
 from autotune.process.messages import ChildFolder
 from autotune.process.limits import Limits
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 
 home, path = Path(sys.argv[1]), sys.argv[2]
 

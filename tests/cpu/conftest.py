@@ -23,12 +23,12 @@ from autotune.probe import measure as measuring
 from autotune.probe.measure import measure, probe_request
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
+from autotune.process.child_server import ChildServer
 from autotune.process.kept import kept_servers
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.run import verdict, verify
 from autotune.run.listener import ProbeSteps
 from autotune.space.bind import SearchSpace, bind

@@ -7,9 +7,9 @@ import pytest
 
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plain_data import from_plain
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 
 FEW = {
     "dtypes": ["bfloat16", "float32"],

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare

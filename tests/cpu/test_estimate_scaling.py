@@ -13,9 +13,9 @@ import pytest
 from autotune.estimate.records import layers
 from autotune.estimate.variants.micro_batches import ORDER_SIGMA
 from autotune.facts.stack import fused_head
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 from tests.guards import some_of

@@ -17,9 +17,9 @@ import transformers
 
 from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import read_json
-from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 
 pytestmark = [

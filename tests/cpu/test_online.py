@@ -9,7 +9,7 @@ import yaml
 
 from autotune.facts.data import prompts_of_lengths
 from autotune.probe.survey_worker import make_tokenizer
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from autotune.space.vllm.colocated import ASLEEP_BYTES
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.probe.protocol import Measurement
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import stand_in
 from tests.cpu.test_online import WIDE, prompts

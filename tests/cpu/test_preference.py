@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from autotune.facts.data import survey_data
 from autotune.probe.survey_worker import make_tokenizer
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, open_bench
 from tests.cpu.stand_ins import give_tokenizer, stand_in
 from tests.cpu.test_run import assert_launched, probes_of, write_job

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.process.child_server import ChildServer
 from autotune.process.messages import ChildFolder
 from autotune.process.progress import ProgressReader
-from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, MAMBA, Bench, open_bench
 
 MIB = 2**20

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autotune.estimate.formula.offload import OffloadedTraining, offloaded_bytes
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from benchmarks.public_tables.cases import Case, write_model
 from benchmarks.public_tables.figures import FIGURE_1, PAPER, by_paper
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from benchmarks.estimate_exactness.cases import Case
 from benchmarks.estimate_exactness.models import write_model
 from benchmarks.estimate_exactness.run import compare

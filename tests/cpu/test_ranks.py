@@ -13,8 +13,8 @@ import transformers
 from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
-from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, Command, Sweep, open_bench
 from tests.cpu.stand_ins import give_tokenizer
 from tests.cpu.test_run import assert_launched, probes_of, write_job

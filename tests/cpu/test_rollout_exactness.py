@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from benchmarks.rollout_exactness.cases import Case
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
 from benchmarks.rollout_exactness.run import compare, write_models

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, write_model
 from tests.cpu.test_estimate_scaling import CUDA, LAYERS
 from tests.guards import some_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from autotune.estimate.formula.offload import OffloadedTraining, offloaded_bytes
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import Sharding
 from tests.cpu.conftest import LLAMA
 from tests.cpu.test_estimate_scaling import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from autotune.process.child_server import ChildServer
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import ChildServer
 from autotune.space.sharding.sharding import Sharding
 from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, write_rows
 from tests.cpu.test_sharded_estimates import BF16, deepspeed, replies_of

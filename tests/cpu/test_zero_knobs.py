@@ -10,8 +10,8 @@ import pytest
 from autotune.probe import measure as measuring
 from autotune.probe.measure import measure
 from autotune.probe.protocol import Measurement
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
-from autotune.process.server import ChildServer
 from tests.cpu.conftest import LLAMA, Bench, open_bench
 from tests.cpu.workers import ENGINE_SETTINGS
 

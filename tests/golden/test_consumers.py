@@ -11,7 +11,7 @@ from bundle_cases import CASES
 from autotune.api.trainer_arguments import peft_config, training_arguments
 from autotune.facts.stack import RENAMED, field_name, fused_head, training_fields
 from autotune.job.methods import METHODS
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.training.registry import family
 
 GPU = ("cuda_bf16", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")

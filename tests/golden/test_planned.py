@@ -15,7 +15,7 @@ from autotune.bundle.mark import MARK
 from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_files
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_estimate
 
 NASTY = 'it\'s `$(touch broken)` "so",\nand ü *more*: ' + "a long reason " * 12

@@ -41,7 +41,7 @@ from autotune.run.verify import _prepare_data
 from autotune.search.recommend import Ranked
 from autotune.space.bind import bind
 from autotune.space.job_file.load import load_job
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.training.rehearsal import RehearsalReply
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job, ok
 from tests.unit.calling import call

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.space.settings import CUDNN_LAST
+from autotune.space.trl_config import CUDNN_LAST
 
 pytestmark = pytest.mark.nightly("virtual_gpu")
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autotune.facts import devices
+from autotune.process.child_server import PRELOAD, ChildServer
 from autotune.process.limits import Ending, Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.process.server import PRELOAD, ChildServer
 
 pytestmark = [
     pytest.mark.skipif(not devices.gpu_count(), reason="there is no GPU, nor a virtual one"),

@@ -16,7 +16,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from autotune.facts.device_kinds import DeviceKind, rules_of
-from autotune.space.settings import USUAL_TORCH
+from autotune.space.trl_config import USUAL_TORCH
 
 IN_PLACE_BYTES = 48 * 2**20
 """Operators in place are taken to be no slower than at this size: three operands of 16 MiB, half

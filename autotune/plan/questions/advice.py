@@ -13,8 +13,8 @@ from autotune.plan.narrowing import planned_space
 from autotune.plan.progress import Progress
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import FASTEST, Advisor
+from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
-from autotune.process.server import ChildServer
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 

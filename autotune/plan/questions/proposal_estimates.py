@@ -22,8 +22,8 @@ from autotune.plan.trace_choice import RULED_OUT, Effort
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import sharding_of
+from autotune.space.trl_config import settings
 
 BY_FORMULA = Effort(first=0)
 """The effort of ways out: a plan has no time to trace DeepSpeed for them. By formula alone, nothing

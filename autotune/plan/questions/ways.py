@@ -38,8 +38,8 @@ from autotune.space.bind import SearchSpace
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import OPTIMIZER_OFFLOAD
+from autotune.space.trl_config import settings
 
 MOST_CHANGES, MOST_WITH_OFFLOADING = 3, 2
 FASTEST = Effort(first=2)

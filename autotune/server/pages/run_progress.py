@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.run.rehearse import STAGE_TEXTS
+from autotune.run.bundle_launch import STAGE_TEXTS
 from autotune.server.pages.render import batch_text, size_text, speed_text
 from autotune.server.store.values import Event
 

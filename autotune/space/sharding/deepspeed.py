@@ -60,7 +60,7 @@ def deepspeed_config(
 
     Args:
         sharding: a `DEEPSPEED` one.
-        config: the flat configuration of the training (`space/settings.py`).
+        config: the flat configuration of the training (`space/trl_config.py`).
         hidden_size: of the model; None: it has none, and sizes are DeepSpeed's defaults.
         device_kind: `cuda` or `cpu`; only for GPUs is memory pinned, unless it is said.
     """

@@ -12,8 +12,8 @@ from autotune.plan.exchange import UNKNOWN_NETWORK, exchanged, with_exchange
 from autotune.probe.survey import refuse_untried
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import sharding_of
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 from tests.unit.loading import load
 

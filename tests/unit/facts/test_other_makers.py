@@ -7,7 +7,7 @@ import pytest
 from autotune.estimate.estimate import CUDA_PRIOR, prior_residual
 from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind, kinds_of_other_makers
-from autotune.space.settings import resolve_precision
+from autotune.space.trl_config import resolve_precision
 from tests.unit.builders import make_facts, make_job, make_space
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pytest
 from autotune.plan.draft import Draft, next_wave
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job

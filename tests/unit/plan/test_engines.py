@@ -27,7 +27,7 @@ from autotune.plan.engines import (
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import EVERY, FIRST, Effort, rank, representatives, to_trace
 from autotune.plan.variants import variant_tasks
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 from tests.unit.run.test_expectations import CEILINGS, ELEMENTWISE

@@ -11,7 +11,7 @@ from autotune.plan.children import untraced
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.trace_choice import Effort
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from tests.unit.builders import GIB, make_facts, make_job, make_space
 
 

@@ -14,8 +14,8 @@ from autotune.plain_data import from_plain
 from autotune.plan.host_memory import with_host
 from autotune.run.expectations import Expectations
 from autotune.run.loop import BEYOND_HOST, reasons_against
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import Sharding
+from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job
 
 COUNT, PARAMETERS = 8, 7 * 10**9

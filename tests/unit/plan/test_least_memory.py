@@ -6,7 +6,7 @@ import pytest
 
 from autotune.plan.choices import leanness
 from autotune.plan.least_memory import LOWER_BOUND, least_bytes, ruled_out
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job
 
 

@@ -8,7 +8,7 @@ from autotune.estimate.speed.step_time import TimeParts
 from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.plan.candidates import with_emptied_cache
 from autotune.plan.exchange import moments_bytes, with_paging
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job
 
 LARGE = replace(

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.facts import devices
 from autotune.probe.memory import CudaMemory
-from autotune.process.out_of_memory import is_out_of_memory
+from autotune.process.memory_errors import is_out_of_memory
 
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from autotune.plan.variants import variant_tasks
 from autotune.run.expectations import Expectations
 from autotune.run.opening import prior_of
 from autotune.search.record import Record
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, bad, make_candidate, make_facts, make_job, ok
 
 LIMIT = 20 * GIB

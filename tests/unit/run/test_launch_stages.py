@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.run.rehearse import LaunchStages, Stages
+from autotune.run.bundle_launch import LaunchStages, Stages
 from autotune.training.rehearsal import RehearsalReply
 
 SFT = (

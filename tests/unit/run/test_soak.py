@@ -11,13 +11,13 @@ import pytest
 
 from autotune.process.limits import LaunchReport
 from autotune.process.run_folder import RunFolder
+from autotune.run.bundle_launch import BundleLaunch, Stages
 from autotune.run.deadline import Deadline
-from autotune.run.rehearse import BundleLaunch, Stages
 from autotune.run.soak import PARTS, Memory, creep_problems, decay_problems, judge_soak, soak_steps
 from autotune.run.verdict import TimedSteps, Verification, timed_parts
 from autotune.run.verify import _soak
 from autotune.search.recommend import Ranked
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.training.rehearsal import RehearsalReply
 from tests.unit.builders import GIB, make_candidate, make_facts, make_job, ok
 

@@ -13,7 +13,7 @@ from autotune.run import verify
 from autotune.run.deadline import Deadline
 from autotune.run.verdict import TimedSteps, Verification, judge, timed_steps_of
 from autotune.search.recommend import Ranked
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.training.rehearsal import RehearsalReply
 from tests.unit.builders import make_candidate, make_facts, make_job, ok
 

@@ -13,7 +13,7 @@ from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import GENERATION_BATCH, GROUP, MICRO_BATCH
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_facts, make_job
 from tests.unit.loading import load, problems
 

@@ -6,7 +6,7 @@ from autotune.errors import UserError
 from autotune.space.bind import bind
 from autotune.space.job_file.load import load_job
 from autotune.space.learning_rate import scaling
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_facts, make_job, make_space, shipped
 
 BATCHES = {"global_batch_size": [8, 16, 64]}

@@ -15,7 +15,7 @@ from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import GLOBAL_BATCH, MICRO_BATCH, MINI_BATCHES, ROLLOUT_CHUNK
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.training.rollout_plan import rollout_of, rollout_plan
 from tests.unit.builders import make_facts, make_job
 from tests.unit.loading import load, problems

@@ -39,7 +39,7 @@ from autotune.estimate.tracing.operator_work import work_of
 from autotune.plain_data import to_plain
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import processor_wait_seconds
-from autotune.space.settings import CUDNN_LAST
+from autotune.space.trl_config import CUDNN_LAST
 
 aten = torch.ops.aten
 WIDTH = 4096

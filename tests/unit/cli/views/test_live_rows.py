@@ -8,8 +8,8 @@ import pytest
 
 from autotune.cli.views.events import RunEvents
 from autotune.cli.views.live_rows import LiveState, rows, whole_seconds
+from autotune.run.bundle_launch import STAGE_TEXTS
 from autotune.run.listener import Listener, Listeners, ProbeSteps, Standing, follow_probe
-from autotune.run.rehearse import STAGE_TEXTS
 from autotune.search.rules.stopping import Outlook
 from autotune.units import format_bytes
 from tests.unit.builders import GIB, make_candidate

@@ -17,8 +17,8 @@ from autotune.estimate.formula.communication import (
 )
 from autotune.plan.exchange import UNKNOWN_LINK, exchanged, with_exchange
 from autotune.report.candidate_lines import describe
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import Sharding
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job
 
 GIB = 2**30

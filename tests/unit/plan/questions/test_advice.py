@@ -12,7 +12,7 @@ from autotune.plan.narrowing import planned_space
 from autotune.plan.questions.changes import more_devices
 from autotune.plan.questions.leanest import decisive, leanest
 from autotune.plan.questions.ways import Advisor
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from autotune.report.advice import advice_lines, advice_plain
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition

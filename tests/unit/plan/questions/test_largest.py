@@ -11,7 +11,7 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.cache import PlanCache
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.largest import STEP, LargestSearch
-from autotune.process.server import ChildServer
+from autotune.process.child_server import ChildServer
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job, make_space
 
 ROWS, LENGTH = "per_device_train_batch_size", "max_length"

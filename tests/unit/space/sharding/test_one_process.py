@@ -15,8 +15,8 @@ from autotune.report.candidate_lines import describe
 from autotune.search.rules.dominance_sharding import saves_more
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import KNOBS, Sharding, engine_name, sharding_of
+from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job, make_space
 
 TWO = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "offload_optimizer_device": "cpu"}

@@ -12,8 +12,8 @@ from autotune.probe.measure import probe_request
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition, parse_definition, shipped_space
 from autotune.space.job_shape import rows_of_step
-from autotune.space.settings import settings
 from autotune.space.sharding.sharding import sharding_of
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_facts, make_job, make_space
 
 

@@ -19,7 +19,7 @@ from autotune.run.expectations import Expectations
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.job_shape import JobShape
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.space.vllm.server import server_needs, size_problem, sizes
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job
 from tests.unit.loading import problems

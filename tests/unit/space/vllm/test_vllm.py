@@ -17,12 +17,12 @@ from autotune.probe.measure import probe_request
 from autotune.probe.memory import with_vllm
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import LaunchReport
-from autotune.run.rehearse import _fewer_together
+from autotune.run.bundle_launch import _fewer_together
 from autotune.run.verdict import TimedSteps, judge, vllm_runs
 from autotune.search.recommend import Ranked
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
-from autotune.space.settings import settings
+from autotune.space.trl_config import settings
 from autotune.space.vllm.colocated import ASLEEP_BYTES, least_share, needed_share, vllm_share
 from autotune.space.vllm.memory import VllmShare
 from tests.unit.builders import GIB, make_facts, make_job

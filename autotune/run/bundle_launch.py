@@ -25,7 +25,7 @@ from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
 from autotune.run.verdict import LOGGED, Verification, judge, timed_steps_of, vllm_runs
 from autotune.search.recommend import Ranked
-from autotune.space.settings import Settings, device_environment
+from autotune.space.trl_config import Settings, device_environment
 from autotune.training.rehearsal import LOGGING_STEPS, RehearsalReply
 
 TIMEOUT_S = 1800.0
@@ -83,7 +83,7 @@ class LaunchStages:
         self._left = [WORST_BATCH, TIMED_STEPS, EVALUATION, SAVE]
 
     def hear(self, when_s: float, line: str) -> None:
-        """Take a line that came `seconds` after the start."""
+        """Take a line that came `when_s` seconds after the start."""
         text = line.lstrip()
         if text.startswith(LOGGED):
             self._step += LOGGING_STEPS

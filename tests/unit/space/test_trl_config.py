@@ -6,7 +6,7 @@ import pytest
 
 from autotune.facts import Facts, facts_from_plain
 from autotune.plan.variants import cuda_rules
-from autotune.space.settings import CUDNN_LAST, Settings, settings, threads, without_none
+from autotune.space.trl_config import CUDNN_LAST, Settings, settings, threads, without_none
 from tests.unit.builders import make_candidate, make_facts, make_job, make_space
 
 OLD = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs"})

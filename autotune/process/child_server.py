@@ -1,9 +1,10 @@
-"""The parent's side: start a child, watch it, end it, and say how it ended.
+"""The server of forked children: the parent starts a child, watches it, ends it, and keeps how it
+ended.
 
-Every process this project starts is started here. A child is watched in five ways: it exits; it
-outlives its time; it stops making progress while using no processor (a hang); it takes more of the
-host's memory than it may; or the caller has seen enough of its progress (a probe that cannot win).
-Whatever happens becomes an `Ending`.
+Surveys, probes and estimates are such children; launches are in `launch.py`. A child is watched in
+five ways: it exits; it outlives its time; it stops making progress while using no processor (a
+hang); it takes more of the host's memory than it may; or the caller has seen enough of its progress
+(a probe that cannot win). Whatever happens becomes an `Ending`.
 """
 
 import contextlib

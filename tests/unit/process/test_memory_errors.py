@@ -9,7 +9,7 @@ from torch._utils import ExceptionWrapper
 
 from autotune.facts.host import host
 from autotune.probe.outcome import outcome_of
-from autotune.process.out_of_memory import (
+from autotune.process.memory_errors import (
     is_of_the_host,
     is_out_of_memory,
     missing_on_host,
