@@ -60,9 +60,9 @@ class Draft:
         return self
 
     def add(self, candidate: Candidate, estimate: Estimate) -> None:
-        """Add a candidate that the space lacks."""
-        candidates = (*self._all.candidates, candidate)
-        self._all = dataclasses.replace(self._all, candidates=candidates)
+        """Add a candidate, with its estimate."""
+        others = (known for known in self._all.candidates if known.key != candidate.key)
+        self._all = dataclasses.replace(self._all, candidates=(*others, candidate))
         self.estimates[candidate.key] = estimate
 
     @property

@@ -135,14 +135,13 @@ def _log(run: RunFolder, record: Record) -> str:
 
 def process_alone(session: Session) -> NothingFits | None:
     """Return why nothing can fit, where the process alone takes more than a candidate may; else
-    None."""
+    None. A script's process is not known before its first probe."""
     prior, job = session.expectations.prior, session.job
     process_bytes = prior.offset_bytes
-    if any(
-        record.measurement and record.measurement.outcome == "ok"
-        for record in session.study.records()
-    ):
-        return None  # one came to its end
+    measured = (record.measurement for record in session.study.records())
+    one_fitted = any(each is not None and each.outcome == "ok" for each in measured)
+    if one_fitted or not session.expectations.estimates:
+        return None
     if process_bytes - SURE * prior.sigma_bytes <= session.allowed_bytes:
         return None
     peaks = [
