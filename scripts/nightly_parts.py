@@ -103,6 +103,8 @@ BENCHMARKS = {
     "--only probe --results {out}/rows.jsonl",
     "virtual_gpu/ranks": f"{VIRTUAL} --devices 2 -- python benchmarks/virtual_gpu/ranks.py "
     "--only 'reward model=qwen2-0.5b tuning=lora strategy=DDP' --results {out}/rows.jsonl",
+    "virtual_gpu/ranks_by_formula": "python benchmarks/virtual_gpu/ranks_by_formula.py "
+    "--only 'reward model=qwen2-0.5b tuning=full' --results {out}/rows.jsonl",
 }
 """Named by the folder of the benchmark, and where that has several by the file."""
 
