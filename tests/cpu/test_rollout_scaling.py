@@ -112,7 +112,7 @@ def compare(path: Path) -> None:
     point = Point(batching=dataclasses.asdict(rollout), accumulates=True)
     found = estimates.point(point)
     longest = sorted(PROMPTS, reverse=True)[: rollout.prompts]
-    few = estimates._trace_request(point, rollout, longest)
+    few = estimates._trace_request(rollout, longest)
     truth = trace_rollout(dataclasses.replace(few, layers=None, tokens=rollout.length))
     events = [tuple(event) for event in truth.events]
     whole = (

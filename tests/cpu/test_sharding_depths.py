@@ -61,7 +61,7 @@ def compare(path: Path) -> None:
     few = ShardedEstimates(request)
     found: dict[str, Any] = {"few": few.point(point).plain(), "few work": _work(few)}
     whole = ShardedEstimates(dataclasses.replace(request, points=[request.points[0], point]))
-    whole.way = DIRECT
+    whole.extent = DIRECT
     found |= {"whole": whole.point(point).plain(), "whole work": _work(whole)}
     found["largest"] = few.point(request.points[0]).plain()["peak_allocated_bytes"]
     write_json(folder.reply, found)
