@@ -81,7 +81,7 @@ BENCHMARKS = {
     "--set global_batch_size=1",
     "search/replay": "python benchmarks/search/replay.py --only autotune --seeds 1 "
     "--out {out}/results.md",
-    "search/twice": "python benchmarks/search/twice.py --runs estimates --turns 1 "
+    "search/twice": "python benchmarks/search/twice.py --runs estimates tpe --turns 1 "
     "--set budget.probes=2 --results {out}/twice.json",
     "search/peers": 'python benchmarks/search/peers/run.py --only "TRL\'s defaults" --rows 16 '
     "--rounds 1 --out {out}/peers.json",

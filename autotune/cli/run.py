@@ -29,7 +29,6 @@ from autotune.errors import (
     EXIT_NOTHING_MEASURED,
     user_error,
 )
-from autotune.search import SAMPLERS
 
 CODES = {
     "interrupted": EXIT_INTERRUPTED,
@@ -51,12 +50,6 @@ ADD_SERVER = "add --server URL"
 )
 @storage_option("Optuna storage URL, in place of study.db in the run folder.")
 @click.option(
-    "--sampler",
-    type=click.Choice(SAMPLERS),
-    help="What proposes candidates: our estimates (the default), or one of Optuna's samplers to "
-    "compare with.",
-)
-@click.option(
     "--no-history", is_flag=True, help="Neither use nor keep what runs of this user measured."
 )
 @click.option(
@@ -77,7 +70,6 @@ def command(
     out: Path | None,
     resume: Path | None,
     storage: str | None,
-    sampler: str | None,
     no_history: bool,
     no_verify: bool,
     track: tuple[str, ...],
@@ -118,12 +110,10 @@ def command(
     refuse_missing(track)
     storage = storage_of(storage)
     if resume is not None:
-        _refuse_to_resume_with(out, sampler, no_history, no_verify)
+        _refuse_to_resume_with(out, no_history, no_verify)
         search = (*_resumed(resume, job, sets, flags, storage), None)
     else:
-        options = Options(
-            sampler=sampler or SAMPLERS[0], history=not no_history, verify=not no_verify
-        )
+        options = Options(history=not no_history, verify=not no_verify)
         search = (*_new(job, sets, flags, out), options)
     return _tune(search, storage, track, record, quiet, as_json)
 
@@ -196,14 +186,10 @@ def _by_server(
     )
 
 
-def _refuse_to_resume_with(
-    out: Path | None, sampler: str | None, no_history: bool, no_verify: bool
-) -> None:
-    search = "a resumed run searches as it was started"
+def _refuse_to_resume_with(out: Path | None, no_history: bool, no_verify: bool) -> None:
     for flag, is_given, what in (
         ("--out", out is not None, "a resumed run keeps its folder"),
-        ("--sampler", sampler is not None, search),
-        ("--no-history", no_history, search),
+        ("--no-history", no_history, "a resumed run searches as it was started"),
         ("--no-verify", no_verify, "a resumed run ends as it was started"),
     ):
         if is_given:

@@ -19,7 +19,7 @@ WORDS = "autotune.words"
 """Of a context: what stands behind `--`."""
 BEHIND = "what is the script's own stands behind `--`"
 BUDGETS = ("minutes", "probes", "probe_minutes", "total")
-ELSEWHERE = ("server", "attach", "sampler", "storage", "no_history")
+ELSEWHERE = ("server", "attach", "storage", "no_history")
 """Options that the search of a script lacks."""
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
-from autotune.search import SAMPLERS
 from autotune.units import format_bytes, format_seconds
 
 _OPTIONS = {"history": "--no-history", "verify": "--no-verify"}
@@ -92,8 +91,4 @@ def _flags(info: Mapping[str, Any]) -> str:
     options = info.get("options")
     if not isinstance(options, dict):
         return ""
-    flags = [flag for name, flag in _OPTIONS.items() if options.get(name) is False]
-    sampler = options.get("sampler")
-    if sampler in SAMPLERS[1:]:
-        flags.append(f"--sampler {sampler}")
-    return "".join(f" {flag}" for flag in flags)
+    return "".join(f" {flag}" for name, flag in _OPTIONS.items() if options.get(name) is False)

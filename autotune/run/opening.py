@@ -16,7 +16,7 @@ from autotune.estimate.estimate import Estimate, prior_residual
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.facts import Facts
-from autotune.job.job import Job, KnobValue
+from autotune.job.job import Job
 from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.plan.children import untraced
@@ -41,11 +41,9 @@ from autotune.run.listener import Listener
 from autotune.run.session import Options
 from autotune.run.stored import needed
 from autotune.run.study import study_of
-from autotune.search import SAMPLERS
-from autotune.search.sampler.params import Sampler, compared_sampler, guided_sampler
+from autotune.search.sampler.params import guided_sampler
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import Candidate
 from autotune.space.packages import QUANTISER
 from autotune.space.quantization import not_installed
 
@@ -138,7 +136,14 @@ def open_job(
     # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
     guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
     name, options = started(run)
-    sampler = sampler_of(options, job, facts, space, guide, allowed, name)
+    sampler = guided_sampler(
+        space,
+        guide.estimates,
+        guide.prior,
+        allowed_bytes=allowed,
+        history=History.of_user().readings(job, facts, space, name) if options.history else (),
+        seed=job.seed,
+    )
     return JobSession(
         job=job,
         run=run,
@@ -284,49 +289,3 @@ def _stored(run: RunFolder, limit: int) -> Expectations:
     with contextlib.suppress(*NONSENSE):
         return from_plain(Expectations, data)
     return Expectations(estimates={}, prior=Residual(), limit_bytes=limit)
-
-
-# -- what chooses the next probe
-
-
-def sampler_of(
-    options: Options,
-    job: Job,
-    facts: Facts,
-    space: SearchSpace,
-    expectations: Expectations,
-    allowed: int,
-    study: str,
-) -> Sampler:
-    """Return our sampler, or the one to compare it with.
-
-    Raises:
-        UserError: there is no sampler of that name.
-    """
-    if options.sampler not in SAMPLERS:
-        what = f"there is no sampler `{options.sampler}`"
-        raise user_error(what, where="sampler", hint=f"choose from {', '.join(SAMPLERS)}")
-    if options.sampler != SAMPLERS[0]:
-        return compared_sampler(options.sampler, space, first_candidates(space), job.seed)
-    history = []
-    if options.history:
-        history = History.of_user().readings(job, facts, space, study)
-    return guided_sampler(
-        space,
-        expectations.estimates,
-        expectations.prior,
-        allowed_bytes=allowed,
-        history=history,
-        seed=job.seed,
-    )
-
-
-def first_candidates(space: SearchSpace) -> tuple[Candidate, ...]:
-    """Return what samplers without estimates begin with: the stack's defaults, then without
-    checkpointing, then less padding."""
-    default = space.default()
-    changes: tuple[dict[str, KnobValue], ...] = (
-        {"gradient_checkpointing": False},
-        {"train_sampling_strategy": "group_by_length"},
-    )
-    return (default, *(space.nearest({**default.values, **change}) for change in changes))

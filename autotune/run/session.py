@@ -23,7 +23,6 @@ from autotune.run.expectations import Expectations
 from autotune.run.listener import Listener
 from autotune.run.recipe_values import UnprobedValue
 from autotune.run.verdict import Verification
-from autotune.search import SAMPLERS
 from autotune.search.job_time import Saving, Work
 from autotune.search.recommend import NothingFits, Ranked, Recommendation
 from autotune.search.record import Record
@@ -37,12 +36,10 @@ class Options:
     """The settings of a run beside its job.
 
     Attributes:
-        sampler: one of `search.SAMPLERS`.
         history: whether measurements of earlier runs order the first guesses.
         verify: whether the bundle is launched in the end.
     """
 
-    sampler: str = SAMPLERS[0]
     history: bool = True
     verify: bool = True
 

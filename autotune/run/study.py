@@ -9,7 +9,7 @@ from autotune.probe.outcome import disturbed, measurement_of_reply
 from autotune.probe.protocol import Measurement
 from autotune.process.messages import ChildFolder, read_json
 from autotune.process.run_folder import RunFolder
-from autotune.search.sampler.params import Sampler
+from autotune.search.sampler.sampler import EstimateGuidedSampler
 from autotune.search.storage import fault_of_file
 from autotune.search.study import Study, candidate_of
 from autotune.space.bind import SearchSpace
@@ -19,7 +19,7 @@ def study_of(
     run: RunFolder,
     name: str,
     space: SearchSpace,
-    sampler: Sampler,
+    sampler: EstimateGuidedSampler,
     allowed: int,
     restored: Callable[[int, str], None],
     storage: str | None = None,

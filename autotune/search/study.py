@@ -31,7 +31,7 @@ from autotune.search.pruning import CannotWinPruner, best_stable_value
 from autotune.search.record import Record, excess_bytes
 from autotune.search.repeats import SD_95
 from autotune.search.sampler.expected import key_of
-from autotune.search.sampler.params import Sampler, distributions, params_of
+from autotune.search.sampler.params import distributions, params_of
 from autotune.search.sampler.sampler import ERROR, EstimateGuidedSampler
 from autotune.search.storage import open_storage
 from autotune.space.bind import SearchSpace
@@ -70,7 +70,7 @@ class Study:
         name: str,
         *,
         allowed_bytes: int | None,
-        sampler: Sampler | None = None,
+        sampler: EstimateGuidedSampler | None = None,
     ):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._allowed_bytes, self._sampler = space, allowed_bytes, sampler
@@ -104,20 +104,15 @@ class Study:
     def gain(self) -> float | None:
         """Return the expected relative gain of the next probe over the fastest that fits.
 
-        None: nothing fits yet, or this sampler expects nothing.
+        None: nothing fits yet.
         """
-        if not isinstance(self._sampler, EstimateGuidedSampler):
-            return None
-        if best_stable_value(self._study) is None:
+        if self._sampler is None or best_stable_value(self._study) is None:
             return None
         return math.expm1(self._sampler.gain(self._study))
 
     def expected_values(self) -> dict[str, float]:
-        """Return the believed tokens/s of the candidates, by estimate and probes, by their keys.
-
-        Empty where this sampler expects nothing.
-        """
-        if not isinstance(self._sampler, EstimateGuidedSampler):
+        """Return the believed tokens/s of the candidates, by estimate and probes, by their keys."""
+        if self._sampler is None:
             return {}
         values = self._sampler.expected_values(self._study)
         return {c.key: values[key_of(params_of(self._space, c))] for c in self._space.candidates}

@@ -25,10 +25,10 @@ from optuna.trial import TrialState
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record, excess_bytes
 from autotune.search.rules.dominance import dominated
-from autotune.search.sampler.baselines import FeasibleSampler, inner_sampler
 from autotune.search.sampler.sampler import EstimateGuidedSampler
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
+from benchmarks.search.feasible_sampler import FeasibleSampler, inner_sampler
 from benchmarks.search.grid import Problem, knobs_of_default
 
 DEFAULT_MICRO_BATCH = 8

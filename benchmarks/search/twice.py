@@ -3,8 +3,8 @@ state, and how many probes did it take before there were estimates?
 
     python benchmarks/search/twice.py            # about 8 minutes on an idle machine
 
-Three runs of the quickstart's job: two as a user makes them, one with `--sampler tpe`, which is
-what searched before estimates did. None knows of another (`--no-history`). Then every pick is
+Three runs of the quickstart's job: two as a user makes them, one by TPE (`run_with.py`), which
+is what searched before estimates did. None knows of another (`--no-history`). Then every pick is
 probed again, in turns (`autotune probe`): compared on the same machine at the same time.
 """
 
@@ -25,15 +25,16 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 JOB = ROOT / "examples" / "quickstart" / "job.yaml"
 RUNS = ("estimates", "estimates", "tpe")
+AUTOTUNE = ("autotune",)
 TURNS = 3
 PACKAGES = ("torch", "transformers", "trl", "optuna")
 SHOWN = ("gradient_checkpointing", "attn_implementation", "loss_type", "train_sampling_strategy")
 
 
-def autotune(*arguments: str, cache: Path) -> dict[str, Any]:
+def autotune(*arguments: str, cache: Path, program: Sequence[str] = AUTOTUNE) -> dict[str, Any]:
     """What a command answers."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTUNE_CACHE": str(cache)}
-    command = [sys.executable, "-m", "autotune", *arguments, "--json"]
+    command = [sys.executable, "-m", *program, *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
@@ -82,8 +83,10 @@ def main() -> None:
         cache = Path(folder, "cache")
         for number, sampler in enumerate(options.runs):
             out = str(Path(folder, str(number)))
-            flags = ["--out", out, "--no-history", "--sampler", sampler]
-            runs.append(autotune("run", str(JOB), *sets, *flags, cache=cache))
+            ours = sampler == RUNS[0]
+            program = (*AUTOTUNE, "run") if ours else ("benchmarks.search.run_with", sampler)
+            flags = [str(JOB), *sets, "--out", out, "--no-history"]
+            runs.append(autotune(*flags, cache=cache, program=program))
             print(sampler, runs[-1]["probes"], runs[-1]["stop_reason"], flush=True)
         again: list[list[float]] = [[] for _ in runs]
         for turn in range(options.turns):

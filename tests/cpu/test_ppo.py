@@ -52,8 +52,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
     save_judge(autotune.folder / "judge")
     sets = [f"dataset={data}", f"reward_model_path={autotune.folder / 'judge'}", *MORE]
     job = stand_in("ppo-memory", autotune.folder, *sets)
-    flags = ["--sampler", "random"]
-    result = json.loads(autotune("run", *job, "--out", "run", "--json", *flags, expect=None))
+    result = json.loads(autotune("run", *job, "--out", "run", "--json", expect=None))
     assert result["outcome"] == "recommended"
     verification = result["verification"]
     assert verification["saved"] and not verification["evaluated"]

@@ -89,8 +89,7 @@ def test_a_preference_job_becomes_a_verified_bundle_that_trains(
     text = "\n".join(json.dumps(row) for row in rows()) + "\n"
     (autotune.folder / "pairs.jsonl").write_text(text, encoding="utf-8")
     job = arguments(method, autotune.folder)
-    flags = ["--sampler", "random", "--json"]
-    result = json.loads(autotune("run", *job, "--out", "run", *flags, expect=None))
+    result = json.loads(autotune("run", *job, "--out", "run", "--json", expect=None))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     probes = probes_of(autotune, "run")

@@ -86,8 +86,7 @@ def test_a_job_becomes_a_verified_bundle_that_trains(tmp_path: Path) -> None:
     texts.write_text("\n".join(rows[:200]) + "\n", encoding="utf-8")
     sets = (f"dataset={texts}", "gradient_checkpointing=false", "budget=2")
     job = stand_in("sft-factorisations", folder, *sets)
-    flags = ("--sampler", "random", "--json")
-    result = json.loads(autotune.typed("run", *job, "--out", "run 1", *flags, expect=None))
+    result = json.loads(autotune.typed("run", *job, "--out", "run 1", "--json", expect=None))
     assert result["outcome"] == "recommended"
     assert_launched(result["verification"])
     assert result["verification"]["evaluated"] and result["verification"]["saved"]

@@ -19,7 +19,7 @@ from autotune.search.study import Study
 from autotune.trackers import TRACKERS
 from tests.cpu.conftest import Command
 from tests.cpu.test_run import FEW, write_job
-from tests.unit.builders import ok
+from tests.unit.builders import make_sampler, ok
 from tests.unit.past_run import STUDY, make_whole_run
 
 PYTHON = Path(sys.prefix) / "trackers" / "bin" / "python"
@@ -211,10 +211,9 @@ def test_failed_probes_are_marked_and_nothing_is_there_twice(sent: Sent, tool: s
 def tell_another(folder: Path) -> None:
     """One more probe in the study of a run."""
     from autotune.run.past_run import reopen
-    from autotune.search.sampler.params import compared_sampler
 
     past = reopen(folder)
-    sampler = compared_sampler("random", past.space, (), seed=1)
+    sampler = make_sampler(past.space)
     study = Study(past.space, past.run.database, STUDY, allowed_bytes=None, sampler=sampler)
     trial, _ = study.ask()
     study.tell(trial, ok(50.0, 2**30, 0.01))

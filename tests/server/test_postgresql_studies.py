@@ -12,13 +12,12 @@ import pytest
 
 from autotune.errors import MachineError, UserError
 from autotune.search import storage
-from autotune.search.sampler.params import compared_sampler
 from autotune.search.storage import faults_of_storage
 from autotune.search.study import Study
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.server.postgresql import PostgreSQL, running
 from tests.server.restarts import small_job
-from tests.unit.builders import make_job, make_space, ok
+from tests.unit.builders import make_job, make_sampler, make_space, ok
 
 SPACE = make_space(make_job())
 PASSWORD = "a-word-nobody-may-see"
@@ -34,8 +33,7 @@ def server() -> Iterator[PostgreSQL]:
 
 
 def open_study(url: str) -> Study:
-    sampler = compared_sampler("random", SPACE, (), seed=0)
-    return Study(SPACE, url, "study", allowed_bytes=None, sampler=sampler)
+    return Study(SPACE, url, "study", allowed_bytes=None, sampler=make_sampler(SPACE))
 
 
 def restart(server: PostgreSQL, away_s: float) -> None:

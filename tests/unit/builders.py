@@ -1,9 +1,11 @@
 """Values for unit tests: a job, facts, candidates and records that no machine had to make."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
+from autotune.estimate.residual import Residual
 from autotune.facts import Facts
 from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts
@@ -12,6 +14,8 @@ from autotune.facts.stack import OPTIONAL, StackFacts, training_fields
 from autotune.job.job import Job
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.search.record import Record
+from autotune.search.sampler.params import guided_sampler
+from autotune.search.sampler.sampler import EstimateGuidedSampler
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import Candidate
@@ -86,6 +90,15 @@ def shipped() -> SpaceDefinition:
 def make_space(job: Job, facts: Facts | None = None) -> SearchSpace:
     """The shipped space, bound."""
     return bind(shipped(), job, facts or make_facts())
+
+
+def make_sampler(
+    space: SearchSpace,
+    estimates: Mapping[str, Estimate] | None = None,
+    allowed_bytes: int | None = None,
+) -> EstimateGuidedSampler:
+    """The sampler of a run; without estimates it takes the default first, then by knobs."""
+    return guided_sampler(space, estimates or {}, Residual(), allowed_bytes=allowed_bytes)
 
 
 def make_candidate(micro_batch: int = 4, accumulation: int = 4, **values: Any) -> Candidate:

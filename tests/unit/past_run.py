@@ -15,11 +15,10 @@ from autotune.process.run_folder import RunFolder
 from autotune.run.expectations import Expectations
 from autotune.run.past_run import reopen
 from autotune.run.verdict import Verification
-from autotune.search.sampler.params import Sampler, compared_sampler
 from autotune.search.study import Study
-from autotune.space.bind import SearchSpace, bind
+from autotune.space.bind import bind
 from autotune.space.job_file.load import load_job
-from tests.unit.builders import GIB, bad, make_estimate, make_facts, ok
+from tests.unit.builders import GIB, bad, make_estimate, make_facts, make_sampler, ok
 
 STUDY = "autotune-test"
 MEASUREMENTS = (
@@ -75,7 +74,7 @@ def make_run(
     write_json(run.facts, facts.plain())
     space = bind(definition, job, facts)
     allowed = allowed_memory(job, facts.device)
-    study = Study(space, run.database, STUDY, allowed_bytes=allowed, sampler=_sampler(space))
+    study = Study(space, run.database, STUDY, allowed_bytes=allowed, sampler=make_sampler(space))
     for measurement in measurements:
         trial, _ = study.ask()
         study.tell(trial, measurement)
@@ -92,7 +91,8 @@ def make_whole_run(folder: Path, **fields) -> RunFolder:
     )
     run = make_run(folder, measurements, recipe={"max_length": [512, 1024]}, **fields)
     past = reopen(run.path)
-    again = Study(past.space, run.database, STUDY, allowed_bytes=None, sampler=_sampler(past.space))
+    sampler = make_sampler(past.space)
+    again = Study(past.space, run.database, STUDY, allowed_bytes=None, sampler=sampler)
     trial, _ = again.ask_for(past.records[1].candidate)
     again.tell(trial, replace(MEASUREMENTS[1], tokens_per_s=204.0))
     estimates = {}
@@ -114,7 +114,3 @@ def make_whole_run(folder: Path, **fields) -> RunFolder:
     verified = Verification(verified=True, reason="launched: 198 tokens/s of 200 promised")
     run.write_bundle(run.bundle, past.files(past.recommendation(), verified))
     return run
-
-
-def _sampler(space: SearchSpace) -> Sampler:
-    return compared_sampler("tpe", space, (), seed=0)

@@ -56,8 +56,7 @@ def stop_reason(
         probes: how many there were.
         seconds: what they took.
         candidates_left: that are neither probed nor ruled out.
-        outlook: None: nothing is expected of the next probe (nothing fits yet, or a sampler
-            without estimates).
+        outlook: None: nothing is expected of the next probe (nothing fits yet).
         no_time: why the total budget has no room for another probe; None: it has.
     """
     if candidates_left == 0:

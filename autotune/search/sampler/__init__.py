@@ -1,1 +1,1 @@
-"""The samplers: where to look next."""
+"""The sampler: where to look next."""

@@ -8,14 +8,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.step_time import TERMS
-from autotune.search.sampler.baselines import FeasibleSampler, inner_sampler
-from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Params, Reading
+from autotune.search.sampler.expected import NOTHING_KNOWN, Expected, Reading
 from autotune.search.sampler.sampler import EstimateGuidedSampler
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate, value_label
-from autotune.space.memory_order import expected_leanness
-
-Sampler = EstimateGuidedSampler | FeasibleSampler
 
 
 def choice(value: Any) -> Any:
@@ -37,7 +33,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 
 def expected_of(estimate: Estimate | None) -> Expected:
-    """Return an estimate as a sampler takes it."""
+    """Return an estimate as the sampler takes it."""
     if estimate is None:
         return NOTHING_KNOWN
     shares: tuple[float, ...] = ()
@@ -75,22 +71,4 @@ def guided_sampler(
         residual=prior,
         history=history,
         seed=seed,
-    )
-
-
-def compared_sampler(
-    name: str, space: SearchSpace, opening: Sequence[Candidate], seed: int
-) -> FeasibleSampler:
-    """Return a sampler of Optuna's over a bound space; it knows no estimates."""
-
-    def params(candidates: Sequence[Candidate]) -> list[Params]:
-        return [params_of(space, candidate) for candidate in candidates]
-
-    return FeasibleSampler(
-        distributions(space),
-        params(space.candidates),
-        params(opening),
-        params(sorted(space.candidates, key=expected_leanness)),
-        seed,
-        inner_sampler(name, seed),
     )

@@ -48,28 +48,7 @@ MEMORY = "memory"
 """The constraint that states by how many bytes a trial exceeds what is allowed."""
 
 
-class BesideCandidates(BaseSampler):
-    """A sampler of whole candidates that leaves other parameters to one of Optuna's."""
-
-    def __init__(self, fallback: BaseSampler) -> None:
-        self._fallback = fallback
-
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """Return a parameter outside the candidates."""
-        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
-
-    def reseed_rng(self) -> None:
-        """Renew the randomness in another worker."""
-        self._fallback.reseed_rng()
-
-
-class EstimateGuidedSampler(BesideCandidates):
+class EstimateGuidedSampler(BaseSampler):
     """A sampler that proposes the candidate with most to gain, none twice.
 
     Args:
@@ -97,7 +76,7 @@ class EstimateGuidedSampler(BesideCandidates):
         history: Sequence[Reading] = (),
         seed: int | None = None,
     ):
-        super().__init__(TPESampler(seed=seed, n_startup_trials=1, multivariate=True))
+        self._fallback = TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
         self._distributions = dict(distributions or {})
         self._candidates = list(candidates)
         self._expected = list(expected or [NOTHING_KNOWN] * len(self._candidates))
@@ -138,6 +117,20 @@ class EstimateGuidedSampler(BesideCandidates):
         return {key: float(speeds[n]) for key, n in self._index.items()}
 
     # -- what Optuna asks
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Return a parameter outside the candidates."""
+        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Renew the randomness in another worker."""
+        self._fallback.reseed_rng()
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial

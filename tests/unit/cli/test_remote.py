@@ -84,8 +84,8 @@ def test_what_the_service_cannot_be_told_is_refused_at_once(tmp_path: Path) -> N
     assert all(
         f"{name}: a service does not take this" in said for name in ("--all", "--top", "--record")
     )
-    said = refused("run", *server, "--attach", "0" * 16, "--budget", "3", "--sampler", "grid")
-    assert "--budget: " in said and "--sampler: " in said
+    said = refused("run", *server, "--attach", "0" * 16, "--budget", "3", "--no-history")
+    assert "--budget: " in said and "--no-history: " in said
     assert "is not the id of a run" in refused("run", *server, "--resume", "runs/mine")
     assert "add --server URL" in refused("run", "--attach", "0" * 16)
     (tmp_path / "out").mkdir()

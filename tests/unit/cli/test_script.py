@@ -42,7 +42,7 @@ def test_what_only_a_job_has_is_refused(name: str) -> None:
         (["--command"], "the command must follow `--`"),
         (["job.yaml", "--script", "mine.py"], "a script is searched without a job"),
         (["--script", "mine.py", "--command", "--", "x"], "the command names the script"),
-        (["--script", "mine.py", "--sampler", "tpe"], "--sampler: the search of a script"),
+        (["--script", "mine.py", "--no-history"], "--no-history: the search of a script"),
         (["--script", "mine.py", "--track", "wandb"], "pip install wandb"),
         (["--resume", "run", "--out", "other"], "a resumed run keeps its folder"),
         (["--resume", "run", "--script", "mine.py"], "a resumed run keeps its script"),

@@ -175,7 +175,7 @@ def test_the_commands_name_the_run_and_how_it_was_started(nasty_dir):
     options = {"history": False, "verify": True, "sampler": "tpe"}
     write_json(run.run, {**info, "options": options})
     commands = dict(content_of(reopen(run.path)).commands)
-    assert commands["do the search again"].endswith(" --out again --no-history --sampler tpe")
+    assert commands["do the search again"].endswith(" --out again --no-history")
     assert "go on where it stopped" not in commands
     for command in commands.values():
         assert command.count("'") % 2 == 0 or '"' in command

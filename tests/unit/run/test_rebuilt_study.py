@@ -11,8 +11,8 @@ from autotune.process.run_folder import RunFolder
 from autotune.run.past_run import reopen
 from autotune.run.study import rebuild, set_aside
 from autotune.search.record import Record
-from autotune.search.sampler.params import compared_sampler
 from autotune.search.study import Study
+from tests.unit.builders import make_sampler
 from tests.unit.past_run import STUDY, make_run
 
 
@@ -31,11 +31,11 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 def records_again(run: RunFolder) -> tuple[str | None, list[Record]]:
     """What was wrong, and the records of the study as a run that goes on opens it."""
-    past = reopen_space(run)
+    space, allowed = reopen_space(run)
     fault = set_aside(run, STUDY)
-    sampler = compared_sampler("tpe", past[0], (), seed=0)
-    study = Study(past[0], run.database, STUDY, allowed_bytes=past[1], sampler=sampler)
-    rebuild(study, past[0], run)
+    sampler = make_sampler(space)
+    study = Study(space, run.database, STUDY, allowed_bytes=allowed, sampler=sampler)
+    rebuild(study, space, run)
     return fault, study.records()
 
 

@@ -1,10 +1,10 @@
 """Optuna's own samplers, kept to the feasible candidates that are still new.
 
-They are here to be compared with (`autotune run --sampler tpe`). The inner sampler proposes knob
-values; a proposal that is infeasible (rules between knobs) or already measured is asked for again,
-and after a while the nearest feasible one is taken.
+The inner sampler proposes knob values; a proposal that is infeasible (rules between knobs) or
+already measured is asked for again, and after a while the nearest feasible one is taken.
 
-What Optuna 5.0 makes of our trials (read in its source, held by tests/unit/search/test_search.py):
+What Optuna 5.0 makes of our trials (read in its source, held by
+tests/unit/search/test_feasible_sampler.py):
 TPE puts a pruned trial whose constraint is violated among the infeasible ones, ordered by its
 violation, before it looks at intermediate values. GPSampler looks at completed trials only.
 """
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.pruning import best_stable_value
 from autotune.search.sampler.expected import Params, key_of
-from autotune.search.sampler.sampler import FIXED, BesideCandidates
+from autotune.search.sampler.sampler import FIXED
 
 PROPOSALS = 32
 STARTUP_TRIALS = 5
@@ -35,7 +35,7 @@ def inner_sampler(name: str, seed: int) -> BaseSampler | None:
     return RandomSampler(seed=seed) if name == "random" else None
 
 
-class FeasibleSampler(BesideCandidates):
+class FeasibleSampler(RandomSampler):
     """A sampler that proposes only members of `feasible` that no finished or running trial has.
 
     Args:
@@ -57,7 +57,7 @@ class FeasibleSampler(BesideCandidates):
         seed: int,
         sampler: BaseSampler | None,
     ):
-        super().__init__(RandomSampler(seed=seed))
+        super().__init__(seed)
         self._distributions = distributions
         self._feasible, self._opening, self._lean = feasible, opening, lean
         self._left_out: Sequence[Params] = ()

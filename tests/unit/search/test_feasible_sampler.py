@@ -1,4 +1,4 @@
-"""Optuna's samplers, kept to feasible candidates, in a real study that is kept in memory."""
+"""The benchmark's samplers of Optuna, kept to feasible candidates, in a study in memory."""
 
 from itertools import product
 
@@ -8,8 +8,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers._tpe.sampler import _split_trials
 from optuna.trial import TrialState
 
-from autotune.search.pruning import CannotWinPruner, best_stable_value
-from autotune.search.sampler.baselines import STARTUP_TRIALS, FeasibleSampler, inner_sampler
+from benchmarks.search.feasible_sampler import STARTUP_TRIALS, FeasibleSampler, inner_sampler
 
 DISTRIBUTIONS = {
     "micro": CategoricalDistribution([1, 2, 4, 8]),
@@ -31,7 +30,7 @@ def make_study(opening=(), seed=0, lean=None, name="tpe"):
     sampler = FeasibleSampler(
         DISTRIBUTIONS, FEASIBLE, opening, lean or FEASIBLE, seed, inner_sampler(name, seed)
     )
-    return optuna.create_study(sampler=sampler, direction="maximize", pruner=CannotWinPruner())
+    return optuna.create_study(sampler=sampler, direction="maximize")
 
 
 def value_of(params):
@@ -139,7 +138,7 @@ def test_once_it_has_seen_enough_it_looks_where_it_is_good():
 
 
 def test_tpe_puts_a_pruned_trial_with_a_violated_constraint_among_the_infeasible():
-    """What the docstring of baselines.py says of Optuna."""
+    """What the docstring of feasible_sampler.py says of Optuna."""
     study = make_study()
     violations = [None, 500.0, 3.0, -1.0]
     for violation in violations:
@@ -160,34 +159,3 @@ def test_tpe_puts_a_pruned_trial_with_a_violated_constraint_among_the_infeasible
     assert count_below(3) == {4, 0, 3}
     assert count_below(4) == {4, 0, 3, 2}
     assert count_below(5) == {4, 0, 3, 2, 1}
-
-
-def reported(study, value):
-    trial = study.ask(DISTRIBUTIONS)
-    trial.report(value, 1)
-    return trial
-
-
-def test_a_probe_below_the_best_stable_result_is_stopped():
-    study = make_study()
-    assert best_stable_value(study) is None
-    assert not reported(study, 1.0).should_prune()
-    study.tell(study.ask(DISTRIBUTIONS), 100.0)
-    assert reported(study, 99.9).should_prune()
-    assert not reported(study, 100.0).should_prune()
-    assert not study.ask(DISTRIBUTIONS).should_prune()
-    recovering = reported(study, 50.0)
-    recovering.report(150.0, 2)
-    assert not recovering.should_prune()
-
-
-def test_a_result_over_the_headroom_stops_nobody():
-    study = make_study()
-    next_trial = study.ask(DISTRIBUTIONS)
-    next_trial.set_constraint("memory", 1.0)
-    study.tell(next_trial, 1000.0)
-    fits = study.ask(DISTRIBUTIONS)
-    fits.set_constraint("memory", -5.0)
-    study.tell(fits, 10.0)
-    assert best_stable_value(study) == 10.0
-    assert not reported(study, 11.0).should_prune()
