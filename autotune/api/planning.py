@@ -80,7 +80,8 @@ class PlannedAnswer(Answer):
         return frame(rows)
 
     def write_bundle(self, folder: str | Path) -> Path:
-        from autotune.run.planned_bundle import emit_plan, refuse_used, unsafe_reason
+        from autotune.process.files import refuse_used
+        from autotune.run.planned_bundle import emit_plan, unsafe_reason
 
         reason = unsafe_reason(self.plan)
         if reason is not None:

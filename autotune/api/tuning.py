@@ -12,6 +12,7 @@ from autotune.errors import AutotuneError
 from autotune.job.job import Job, KnobValue
 from autotune.probe.protocol import Measurement
 from autotune.probe.single import probe_alone
+from autotune.process.files import refuse_used
 from autotune.process.run_folder import RunFolder
 from autotune.report.gather import content_of
 from autotune.report.html import html_report
@@ -22,7 +23,6 @@ from autotune.report.talk import say
 from autotune.run.listener import Listener
 from autotune.run.opening import new_folder
 from autotune.run.past_run import reopen
-from autotune.run.planned_bundle import refuse_used
 from autotune.run.session import Options, Result
 from autotune.run.tuning import tune as tune_in
 from autotune.search.recommend import Ranked

@@ -1,6 +1,7 @@
 """`autotune emit`."""
 
 import contextlib
+import os
 from pathlib import Path
 
 import click
@@ -54,6 +55,7 @@ def command(
 ) -> int:
     """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
     verified before is called verified: see `autotune verify`."""
+    from autotune.process.files import refuse_used
     from autotune.run.past_run import reopen
 
     bundle = form is not None and _is_bundle(run)
@@ -63,13 +65,16 @@ def command(
     if bundle and probe is not None:
         hint = f"name the run: `autotune emit RUN --probe {probe} --format {form}`"
         raise user_error("a bundle already belongs to one probe", where="--probe", hint=hint)
+    if out is not None:
+        if form is None and os.path.lexists(out) and out.is_dir():
+            hint = "choose another one"
+            raise user_error("the folder exists already", where=str(out), hint=hint)
+        refuse_used(out)
     if form is not None and bundle:
         return _write_form(_texts_of(run), form, out, as_json)
     past = reopen(run, storage_of(storage))
     print_notes(past.notes)
     target = (out or past.run.bundle).absolute()
-    if form is None and out is not None and target.exists():
-        raise user_error("the folder exists already", where=str(out), hint="choose another one")
     recommendation = past.recommendation(probe)
     verification = past.kept_verification(recommendation)
     files = past.files_with_auto if auto else past.files
@@ -104,8 +109,6 @@ def _write_form(texts: dict[str, str], form: str, out: Path | None, as_json: boo
 
     found = formatted(texts, form)
     if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise user_error("the folder is not empty", where=str(out), hint="choose another one")
         out.mkdir(parents=True, exist_ok=True)
         for name, text in found.files.items():
             (out / name).write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """`autotune import`."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.job_options import json_option
 from autotune.errors import in_one_line, user_error
+from autotune.process.files import writing
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _LONGEST = 32
@@ -62,7 +64,7 @@ def command(
     from autotune.space.foreign.job_text import job_text
     from autotune.space.job_file.load import judge
 
-    if out is not None and out.exists():
+    if out is not None and os.path.lexists(out):
         raise user_error("the file exists already", where=str(out), hint="name another, or move it")
     wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
     imported, sources = _imported(files, wishes)
@@ -72,8 +74,9 @@ def command(
     judge(imported.job, sources, Path.cwd() if out is None else out.absolute().parent)
     text = job_text(imported, sources)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(text, encoding="utf-8")
     if as_json:
         print_json(_plain(imported))
         return 0

@@ -11,6 +11,7 @@ from autotune.cli.command import echo, guarded
 from autotune.errors import UserError, user_error
 from autotune.job.methods import METHODS
 from autotune.job.paths import exists, resolve_path
+from autotune.process.files import writing
 from autotune.space.job_file.new_job import TUNINGS, NewJob
 
 
@@ -27,7 +28,7 @@ def command(file: Path, **flags: str | None) -> int:
     Asks for what no flag gives: the model, the data, the method and what is trained. docs/job.md
     lists the models whose shape is built in: a plan of one needs no hub.
     """
-    if file.exists():
+    if os.path.lexists(file):
         hint = "name another, or move it"
         raise user_error("the file exists already", where=str(file), hint=hint)
     answers = {name: answer if answer.strip() else "" for name, answer in _answers(flags).items()}
@@ -49,8 +50,9 @@ def _write_valid(file: Path, text: str) -> None:
     """Write the file; not where it asks for what cannot be."""
     from autotune.space.job_file.load import load_job
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     try:
         load_job(file)
     except UserError as error:

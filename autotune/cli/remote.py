@@ -26,7 +26,7 @@ from autotune.errors import (
     machine_error,
     user_error,
 )
-from autotune.process.files import make_executable
+from autotune.process.files import make_executable, refuse_used
 
 JOB = frozenset({"job", "sets", *FLAG_NAMES})
 """Options that make the job."""
@@ -201,8 +201,6 @@ def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:
 def refuse_used_folder(folder: Path | None) -> None:
     """Refuse a folder for a bundle that is neither new nor empty; None: nothing is written."""
     if folder is not None:
-        from autotune.run.planned_bundle import refuse_used
-
         refuse_used(folder)
 
 

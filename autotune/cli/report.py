@@ -1,5 +1,6 @@
 """`autotune report`."""
 
+import os
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -47,6 +48,7 @@ def command(
     from autotune.cli.views.json import report_plain
     from autotune.cli.views.tables import print_report
     from autotune.cli.views.tracker_listener import tracked_script
+    from autotune.process.files import write_whole, writing
     from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of
     from autotune.report.html import html_report
@@ -67,7 +69,9 @@ def command(
     print_notes(past.notes)
     for file, render in ((html, html_report), (markdown, markdown_report)):
         if file is not None:
-            past.run.write_text(file, render(content))
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, render(content))
     if as_json:
         stored, ending = past.stored, past.ending
         recommended = None if stored is None else stored.plain
@@ -125,7 +129,7 @@ def _refuse_used(html: Path | None, markdown: Path | None) -> None:
     """
     hint = "name another, or move it"
     for option, file in (("--html", html), ("--markdown", markdown)):
-        if file is not None and (file.exists() or file.is_symlink()):
+        if file is not None and os.path.lexists(file):
             raise user_error("the file exists already", where=f"{option} {file}", hint=hint)
     if html is not None and markdown is not None and html.absolute() == markdown.absolute():
         raise user_error("--html has the same name", where=f"--markdown {markdown}", hint=hint)

@@ -20,7 +20,7 @@ from typing import Any
 
 from autotune.facts import devices
 from autotune.job.job import Devices
-from autotune.process.files import user_cache
+from autotune.process.files import private_opener, user_cache
 from autotune.process.messages import read_json
 
 
@@ -40,7 +40,7 @@ def devices_locked(wanted: Devices, place: Path, waits: Callable[[str], None]) -
         for name in names:
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                file = os.open(folder / f"{name}.json", os.O_RDWR | os.O_CREAT, 0o600)
+                file = private_opener(str(folder / f"{name}.json"), os.O_RDWR | os.O_CREAT)
             except OSError:  # a read-only or full disk
                 continue
             held.callback(os.close, file)

@@ -1,41 +1,48 @@
 """Files that are written whole, through no link, or a folder of them in place of another in one
-step.
+step; what a user names to be written.
 
-A link in place of a file of this program is not followed: it would choose another file to be
-written. Linux exchanges two names at once (renameat2(2):
-RENAME_EXCHANGE). A file system that cannot (NFS) gets two renames; `finish_replacement` puts right
-what a kill between them leaves.
+A link in place of a file or a folder of this program is not followed: it would choose what is
+written, or removed. Linux exchanges two names at once (renameat2(2): RENAME_EXCHANGE). A file
+system that cannot (NFS) gets two renames; `finish_replacement` puts right what a kill between them
+leaves.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from autotune.errors import user_error
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_DRAFT, _BEFORE = ".autotune-", "before"
+"""Begins the name of a folder for a draft; in it, what the draft takes the place of."""
 
 
 def put_in_place(target: Path, files: Mapping[str, str]) -> None:
     """Make `target` a folder of these files; scripts among them can be called."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    finish_replacement(target)
-    draft = _draft(target)
-    draft.mkdir()
-    for name, text in files.items():
-        write_whole(draft / name, text)
-        if name.endswith(".sh"):
-            make_executable(draft / name)
-    _sync(draft)
-    if not target.exists():
-        draft.rename(target)
-    elif not _exchange(draft, target):
-        target.rename(_before(target))
-        draft.rename(target)
-    _sync(target.parent)
-    for old in (draft, _before(target)):
-        _remove(old)
+    place = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=target.parent))
+    draft = place / "new"
+    try:
+        draft.mkdir()
+        for name, text in files.items():
+            write_whole(draft / name, text)
+            if name.endswith(".sh"):
+                make_executable(draft / name)
+        _sync(draft)
+        if not os.path.lexists(target):
+            draft.rename(target)
+        elif not _exchange(draft, target):
+            target.rename(place / _BEFORE)
+            draft.rename(target)
+        _sync(target.parent)
+    finally:
+        _clear(place, target)
 
 
 def make_executable(file: Path) -> None:
@@ -45,12 +52,16 @@ def make_executable(file: Path) -> None:
 
 
 def finish_replacement(target: Path) -> None:
-    """Clear away what a replacement of `target` that was killed has left."""
-    before = _before(target)
-    if before.exists() and not target.exists():
-        before.rename(target)
-    for left in (_draft(target), before):
-        _remove(left)
+    """Clear away what a replacement of `target`, in a folder of ours, has left that was killed."""
+    for place in target.parent.glob(f"{_DRAFT}*"):
+        _clear(place, target)
+
+
+def _clear(place: Path, target: Path) -> None:
+    """Remove the folder of a draft; what was to be replaced, and was not, is put back."""
+    if os.path.lexists(place / _BEFORE) and not os.path.lexists(target):
+        (place / _BEFORE).rename(target)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -59,21 +70,6 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _remove(left: Path) -> None:
-    """Remove a folder, or the link that stands in its place; never what a link leads to."""
-    if left.is_symlink():
-        left.unlink()
-    shutil.rmtree(left, ignore_errors=True)
-
-
-def _draft(target: Path) -> Path:
-    return target.with_name(f".{target.name}.draft")
-
-
-def _before(target: Path) -> Path:
-    return target.with_name(f".{target.name}.before")
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -115,6 +111,71 @@ def _opened(path: str, flags: int, mode: int) -> int:
             raise
         what = "this is a symbolic link, but only autotune's own file may be here; remove it"
         raise OSError(error.errno, what, path) from None
+
+
+def refuse_links_out(folder: Path, exempt: Mapping[str, bool]) -> None:
+    """Refuse what lies in a folder of ours and leads out of it: links there, and links in each of
+    its folders that leave that one.
+
+    Args:
+        exempt: folders where links to files may lead anywhere; True: any link may.
+
+    Raises:
+        UserError: there is one.
+    """
+    for place, folders, files in os.walk(folder):
+        top = Path(place).relative_to(folder).parts[:1]
+        if not top:
+            folders[:] = [name for name in folders if not exempt.get(name)]
+        for name in folders + (files if not top or top[0] not in exempt else []):
+            refuse_link_out(Path(place, name), folder.resolve() / (top or (name,))[0])
+
+
+def refuse_link_out(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of a folder, whose own path has none.
+
+    Raises:
+        UserError: `path` is one.
+    """
+    if path.is_symlink() and not path.resolve().is_relative_to(folder):
+        what = "this link leads elsewhere, and autotune writes and removes files here"
+        raise user_error(what, where=str(path), hint="look who made it; then remove it")
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse a folder that is neither new nor empty, or that cannot be written.
+
+    Raises:
+        UserError: something is there, or nothing can be.
+    """
+    is_new, hint = not os.path.lexists(folder), "choose another one"
+    if not is_new and not folder.is_dir():
+        what = "a link that leads nowhere" if folder.is_symlink() else "a file"
+        raise user_error(f"this is {what}, not a folder", where=str(folder), hint=hint)
+    with writing(folder):
+        if not is_new and any(folder.iterdir()):
+            raise user_error("the folder is not empty", where=str(folder), hint=hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if is_new:
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Write what a user has named.
+
+    Raises:
+        UserError: nothing can be written there.
+        OSError: the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        what = f"this cannot be written: {error.strerror}"
+        raise user_error(what, where=str(place), hint="choose another one") from None
 
 
 def user_cache() -> Path:

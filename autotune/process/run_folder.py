@@ -31,6 +31,8 @@ from autotune.process.files import (
     make_executable,
     opener,
     put_in_place,
+    refuse_links_out,
+    refuse_used,
     write_whole,
 )
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -40,6 +42,8 @@ _BEGUN = "run.begun.json"
 _DRAFTS = ("job.yaml.draft", "script.json.draft", f"{_BEGUN}.draft", _BEGUN)
 """Files that a run may leave which is killed while it begins: beside the last of them a job,
 too."""
+_LINKED = {"output": True, "dataset": False, "tracking": False}
+"""Where links may lead out of the folder of a run: a training's, the data, what trackers make."""
 OUTPUT = "AUTOTUNE_OUTPUT"
 """Variable with the folder that bundles train into, where a service hands them out: they must not
 train into the service's own folders."""
@@ -225,17 +229,15 @@ class RunFolder:
         Raises:
             UserError: something is there already.
         """
-        if not self.path.exists():
-            return
-        if self.path.is_dir():
+        if os.path.lexists(self.path) and self.path.is_dir():
             names = {entry.name for entry in self.path.iterdir()} - {LOCK}
             if names <= {*_DRAFTS, *([self.job.name, self.script.name] if _BEGUN in names else [])}:
                 return
-        hint = "choose another folder"
-        if self.exists():
-            path = shlex.quote(str(self.path))
-            hint = f"go on with it by `autotune run --resume {path}`, or {hint}"
-        raise user_error("the folder is not empty", where=str(self.path), hint=hint)
+            if self.exists():
+                path = shlex.quote(str(self.path))
+                hint = f"go on with it by `autotune run --resume {path}`, or choose another folder"
+                raise user_error("the folder is not empty", where=str(self.path), hint=hint)
+        refuse_used(self.path)
 
     def check_storage(self, storage: str | None) -> None:
         """Refuse a storage that does not hold this run's study (its URL is not kept: it may hold a
@@ -262,8 +264,9 @@ class RunFolder:
         cleared away.
 
         Raises:
-            UserError: another process does.
+            UserError: another process does, or a link leads out of the folder.
         """
+        refuse_links_out(self.path, _LINKED)
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = opener(str(self.path / LOCK), os.O_RDWR | os.O_CREAT)
         try:
@@ -275,9 +278,8 @@ class RunFolder:
                     where=str(self.path),
                     hint="wait for it, or end it first",
                 ) from None
-            for draft in self.path.glob("*.json.draft"):
-                draft.unlink()
-            finish_replacement(self.bundle)
+            if self.exists():
+                finish_replacement(self.bundle)
             yield
         finally:
             os.close(descriptor)

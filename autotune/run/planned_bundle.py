@@ -4,6 +4,7 @@ What it needs beside its files is in its folder `run`: the job, a folder around 
 one file, the model's around a bare config, the logs of its verification.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -22,11 +23,13 @@ from autotune.job.text_file import readable_text
 from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.plan import Plan
 from autotune.plan.progress import Progress
+from autotune.probe.extensions import compiled_folder
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
+from autotune.process.files import finish_replacement, refuse_link_out
 from autotune.process.messages import MOST_BYTES, read_json
 from autotune.process.run_folder import OUTPUT, RunFolder
 from autotune.run.bundle_launch import Heard
@@ -41,28 +44,6 @@ from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.trl_config import settings
-
-
-def refuse_used(folder: Path) -> None:
-    """Refuse a folder that is neither new nor empty, or that cannot be written.
-
-    Raises:
-        UserError: something is there, or nothing can be.
-    """
-    where, hint, is_new = str(folder), "choose another one", not folder.exists()
-    if not is_new and not folder.is_dir():
-        raise user_error("this is a file, not a folder", where=where, hint=hint)
-    if not is_new and any(folder.iterdir()):
-        raise user_error("the folder is not empty", where=where, hint=hint)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".try").touch()
-        (folder / ".try").unlink()
-    except OSError as error:
-        what = f"the folder cannot be written: {error.strerror}"
-        raise user_error(what, where=where, hint=hint) from None
-    if is_new:
-        folder.rmdir()
 
 
 def unsafe_reason(plan: Plan) -> str | None:
@@ -155,6 +136,7 @@ def verify_planned(
     planned = _stored(folder)
     job, definition = load_job(folder / JOB_FILE)
     run = _run_of(folder)
+    refuse_link_out(run.path, folder.resolve() / run.path.name)
     if job.devices.kind == "cuda" and not devices.visible_gpus():
         raise machine_error(
             f"it is for {planned.device}, and this machine shows no NVIDIA GPU",
@@ -166,15 +148,19 @@ def verify_planned(
         devices_locked(job.devices, folder, waits),
         ChildServer(run.log) as server,
     ):
-        _forget(run)
+        finish_replacement(run.bundle)
+        run.facts.unlink(missing_ok=True)  # an earlier verification's
         facts = facts_of(job, run, server, Progress())
         _check_candidate(planned.candidate, definition, job, facts)
         launching = functools.partial(verify, heard=heard, soak_s=soak_s)
         outcome, measured = _launched(
             planned, job, facts, run, server, folder / "output", launching
         )
-    shutil.rmtree(run.rows.parent, ignore_errors=True)
-    shutil.rmtree(run.bundle, ignore_errors=True)
+    data = run.rows.parent
+    for made in (run.rows, run.raw, compiled_folder(run.rows), data / "scratch", run.bundle):
+        shutil.rmtree(made, ignore_errors=True)
+    with contextlib.suppress(OSError):  # else it has something of another's
+        data.rmdir()
     rendered = {"python": sys.executable, "output_dir": str(folder / "output")}
     plain = outcome.plain()
     if outcome.verified and measured is not None:
@@ -219,13 +205,6 @@ def _stored(folder: Path) -> Planned:
             "file away and plan again with `--emit`, or undo the change",
         )
     return planned
-
-
-def _forget(run: RunFolder) -> None:
-    """Remove what a verification before this one left."""
-    for folder in (run.rows.parent, run.bundle, run.probe(0).path.parent):
-        shutil.rmtree(folder, ignore_errors=True)
-    run.facts.unlink(missing_ok=True)
 
 
 def _check_candidate(

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.bundle.planned import Planned, planned_files
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.step_time import TimeParts
 from autotune.facts import Facts
@@ -114,3 +115,20 @@ def make_whole_run(folder: Path, **fields) -> RunFolder:
     verified = Verification(verified=True, reason="launched: 198 tokens/s of 200 promised")
     run.write_bundle(run.bundle, past.files(past.recommendation(), verified))
     return run
+
+
+def write_planned(folder: Path, bundle: Path) -> None:
+    """The bundle of a plan of the job in `folder`."""
+    job, definition = load_job(write_job(folder))
+    facts = past_facts(folder)
+    planned = Planned(
+        candidate=bind(definition, job, facts).default(),
+        estimate=replace(make_estimate(3 * GIB, 2700.0), step_time_s=1.6),
+        device=facts.device.name,
+        candidates=72,
+        limit_bytes=20 * GIB,
+    )
+    files = planned_files(planned, job, facts, python="python3", output_dir="/out")
+    for name, text in files.items():
+        (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+        (bundle / name).write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from tqdm.std import tqdm
 
-from autotune.bundle.planned import Planned, planned_files
 from autotune.errors import AutotuneError, UserError, machine_error
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import ceilings_of_kind
@@ -39,13 +38,11 @@ from autotune.run import planned_bundle
 from autotune.run.deadline import Deadline
 from autotune.run.verify import _prepare_data
 from autotune.search.recommend import Ranked
-from autotune.space.bind import bind
-from autotune.space.job_file.load import load_job
 from autotune.space.trl_config import settings
 from autotune.training.rehearsal import RehearsalReply
-from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job, ok
+from tests.unit.builders import make_candidate, make_facts, make_job, ok
 from tests.unit.calling import call
-from tests.unit.past_run import past_facts, write_job
+from tests.unit.past_run import write_planned
 from tests.unit.run.damage import damage
 from tests.unit.test_fuzz import EXECUTIONS, in_time
 
@@ -246,19 +243,7 @@ def test_replies_that_are_damaged(tmp_path: Path) -> None:
 def test_a_plans_bundle_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where it would be trained."""
     whole, folder = tmp_path / "whole", tmp_path / "damaged"
-    job, definition = load_job(write_job(tmp_path))
-    facts = past_facts(tmp_path)
-    planned = Planned(
-        candidate=bind(definition, job, facts).default(),
-        estimate=replace(make_estimate(3 * 2**30, 2700.0), step_time_s=1.6),
-        device=facts.device.name,
-        candidates=72,
-        limit_bytes=20 * 2**30,
-    )
-    files = planned_files(planned, job, facts, python="python3", output_dir="/out")
-    for name, text in files.items():
-        (whole / name).parent.mkdir(parents=True, exist_ok=True)
-        (whole / name).write_text(text, encoding="utf-8")
+    write_planned(tmp_path, whole)
 
     def no_server(_: Path) -> None:
         raise machine_error("here it would begin to train")
@@ -271,4 +256,5 @@ def test_a_plans_bundle_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Monk
 
     look_at_whole = call("verify", whole)
     assert "here it would begin" in look_at_whole.stderr
+    files = [str(file.relative_to(whole)) for file in whole.rglob("*") if file.is_file()]
     assert_survived(whole, folder, sorted(files), look)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from autotune.space.job_file.load import load_job
 from tests.unit.builders import make_facts
 from tests.unit.calling import call, refused
 from tests.unit.loading import load, problems
-from tests.unit.past_run import make_run, write_job
+from tests.unit.past_run import make_run, write_job, write_planned
 
 EVIL = "a\x1b]0;owned\x07\x9b2J\u202eb\r"
 RECORDED = Path(__file__).parents[1] / "golden" / "recorded"
@@ -319,6 +320,86 @@ def test_runs_and_the_cache_are_their_owners(tmp_path: Path) -> None:
     write_json(cache.path / "plans" / "x.json", {})
     assert (mode(cache.path), mode(cache.path / "plans" / "x.json")) == (0o700, 0o600)
     assert mode(tmp_path / "made") != 0o700
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """What lies in a folder, the files with what they hold."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+        if not path.is_symlink()
+    }
+
+
+def fill(folder: Path, *names: str) -> None:
+    """Somebody's own files, named as a run names its own."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("precious", encoding="utf-8")
+
+
+OWN_FOLDERS = (
+    *("data", "model", "probes", "probes/0000", "probes/0000/rank-0", "survey", "estimates"),
+    *("verification", "bundle", "tracking", "tracking/tensorboard", "what_if", "dataset"),
+)
+OWN_FILES = ("model/config.json", "estimates/reply.json", "server.log", ".lock")
+
+
+def test_a_link_out_of_a_run_folder_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    run, theirs = make_run(tmp_path), tmp_path / "theirs"
+    fill(theirs, "rows/a", "raw/a", "0000/a", "rank-0/scratch/a", "scratch/a", "config.json", "a")
+    for name in (*OWN_FOLDERS, *OWN_FILES):
+        link = run.path / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(theirs / link.name if name in OWN_FILES else theirs)
+        before = tree(tmp_path)
+        with pytest.raises(UserError, match=f"{link}: this link leads elsewhere"), run.locked():
+            pass
+        if name in ("data", "probes"):
+            for command in (("verify",), ("run", "--resume"), ("emit",)):
+                assert f"{link}: this link leads elsewhere" in refused(*command, run.path)
+        assert tree(tmp_path) == before
+        link.unlink()
+
+
+@pytest.mark.parametrize("name", ["probes", "probes/0000", "tracking/tensorboard"])
+def test_no_way_out_of_a_run_folder_leads_through_its_trainings(tmp_path: Path, name: str) -> None:
+    """The training's own folder may hold links to anywhere."""
+    run = make_run(tmp_path)
+    fill(tmp_path, "theirs/scratch/a")
+    run.output.mkdir()
+    (run.output / "rank-0").symlink_to(tmp_path / "theirs")
+    link = run.path / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(run.output)
+    with pytest.raises(UserError, match=f"{link}: this link leads elsewhere"), run.locked():
+        pass
+
+
+def test_links_that_lie_in_a_run_folder_by_right_are_taken(tmp_path: Path) -> None:
+    run = RunFolder(path=tmp_path / "run")
+    fill(tmp_path, "rows.jsonl", "checkpoints/a", "run/tracking/wandb/run-1/a", "wandb.log")
+    fill(run.path, "probes/0000/progress.jsonl", "probes/0000/rank-0/a", "dataset/a")
+    (run.dataset / "train.jsonl").symlink_to(tmp_path / "rows.jsonl")
+    (run.path / "output").symlink_to(tmp_path / "checkpoints")
+    (run.tracking / "wandb" / "latest-run").symlink_to("run-1")
+    (run.tracking / "wandb" / "run-1" / "core.log").symlink_to(tmp_path / "wandb.log")
+    (run.probe(0).path / "rank-0" / "progress.jsonl").symlink_to(Path("..") / "progress.jsonl")
+    (tmp_path / "named").symlink_to(run.path)
+    with RunFolder(path=tmp_path / "named").locked():
+        pass
+
+
+def test_a_plans_bundle_whose_folder_is_a_link_loses_nobody_anything(tmp_path: Path) -> None:
+    """The folder that it leads to is the user's own, with files named as those of a run."""
+    write_planned(tmp_path, tmp_path / "stranger")
+    fill(tmp_path, "data/a.jsonl", "data/rows/a", "bundle/a", "probes/a", "facts.json", "a.draft")
+    shutil.rmtree(tmp_path / "stranger" / "run")
+    (tmp_path / "stranger" / "run").symlink_to("..")
+    before = tree(tmp_path)
+    link = tmp_path / "stranger" / "run"
+    assert f"{link}: this link leads elsewhere" in refused("verify", link.parent)
+    assert tree(tmp_path) == before
 
 
 def test_half_a_character_is_refused_with_its_line(tmp_path: Path) -> None:

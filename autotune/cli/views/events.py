@@ -12,6 +12,7 @@ from autotune.cli.views.json import record_plain
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.choices import Choice
+from autotune.process.files import writing
 from autotune.report.words import candidate_text
 from autotune.run.listener import Listener, Listeners, Standing
 from autotune.run.verdict import Verification
@@ -36,8 +37,9 @@ class EventFile:
     """Appends events to a file, each a line: {"utc": seconds, "kind": ..., "data": {...}}."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, **data: Any) -> None:
         """Append one event, whole."""

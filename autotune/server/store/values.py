@@ -157,7 +157,8 @@ class WorkerInfo(Value):
 class Lease(Value):
     """A work that a worker is to do now."""
 
-    id: str
+    id: str = Field(pattern=r"^[\w-]+$")
+    """It names a folder of the worker."""
     kind: Kind
     job: str
     model_config_json: str | None

@@ -176,7 +176,7 @@ class WorkerLoop:
             elif beat.stop:
                 task.stop(with_worker=False)
         for id in forget:
-            if id not in self._tasks:
+            if id in kept and id not in self._tasks:  # a folder's own name, no path
                 shutil.rmtree(self.root / id, ignore_errors=True)
 
     def _take(self) -> None:

@@ -93,7 +93,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path, tuned):
 def test_a_folder_with_something_else_gets_no_hint_to_resume(tmp_path, tuned):
     stderr = refused("run", write_job(tmp_path), "--out", tmp_path)
     assert "the folder is not empty" in stderr and "--resume" not in stderr
-    assert "the folder is not empty" in refused(
+    assert "this is a file, not a folder" in refused(
         "run", tmp_path / "job.yaml", "--out", tmp_path / "job.yaml"
     )
 

@@ -16,7 +16,7 @@ from autotune.process import files as whole_files
 from autotune.process.files import finish_replacement, put_in_place, write_whole
 from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from tests.unit.calling import call
+from tests.unit.calling import refused
 from tests.unit.past_run import make_run
 
 OLD, NEW = {"a": "old", "b": "old"}, {"a": "new", "launch.sh": "new"}
@@ -83,15 +83,31 @@ def test_this_file_system_exchanges_two_names_at_once(tmp_path: Path) -> None:
 def test_the_next_command_clears_what_a_killed_one_left(tmp_path: Path) -> None:
     run = RunFolder(path=tmp_path / "run")
     run.write_bundle(run.bundle, NEW)
-    for left in (".bundle.draft", ".bundle.before"):
-        (run.path / left).mkdir()
-        (run.path / left / "half").touch()
-    (run.path / "facts.json.draft").touch()
+    write_json(run.run, {})
+    (run.path / ".autotune-killed" / "new").mkdir(parents=True)
+    run.bundle.rename(run.path / ".autotune-killed" / "before")
     with run.locked():
-        assert {entry.name for entry in run.path.iterdir()} == {"bundle", ".lock"}
+        assert {entry.name for entry in run.path.iterdir()} == {"bundle", ".lock", "run.json"}
         assert os.access(run.launch, os.X_OK)
         with pytest.raises(UserError, match="another autotune process"), run.locked():
             pass
+
+
+def test_what_lies_beside_a_target_is_somebody_elses(tmp_path: Path) -> None:
+    """Whatever its name; also where no run was begun, and where nothing could be written."""
+    names = (".x.draft", ".x.before", ".autotune-x", "a.json.draft")
+    theirs = [f"{name}/precious" for name in names]
+    for name in theirs:
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    put_in_place(tmp_path / "x", NEW)
+    with RunFolder(path=tmp_path).locked():
+        pass
+    with pytest.raises(OSError, match="too long"):
+        put_in_place(tmp_path / "x", {"a" * 300: "text"})
+    files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    assert files == {*theirs, "x/a", "x/launch.sh", ".lock"}
+    assert held(tmp_path / "x") == NEW
 
 
 def test_a_link_in_the_place_of_a_bundle_is_replaced_and_not_followed(tmp_path: Path) -> None:
@@ -126,14 +142,20 @@ def test_a_link_is_not_written_through(
     assert other.read_text(encoding="utf-8") == "kept"
 
 
-@pytest.mark.parametrize("name", ["server.log", ".lock"])
-def test_a_run_with_a_link_in_place_of_its_log_says_so(tmp_path: Path, name: str) -> None:
+def test_a_place_that_cannot_be_written_is_refused_with_words(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    call("emit", run.path)
-    (run.path / name).unlink(missing_ok=True)
-    (run.path / name).symlink_to(tmp_path / "other")
-    result = call("verify", run.path)
-    assert result.exit_code == 3
-    assert "this is a symbolic link, but only autotune's own file may be here" in result.stderr
-    assert f"{run.path / name}" in result.stderr and "Traceback" not in result.stderr
-    assert not (tmp_path / "other").exists()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    before = sorted(tmp_path.iterdir())
+    for place in ("link", "link/x", "file/x", "a" * 300, "/proc/x"):
+        for command in (
+            ("emit", run.path, "--out"),
+            ("emit", run.path, "--format", "trl", "--out"),
+            ("run", tmp_path / "job.yaml", "--out"),
+            ("plan", tmp_path / "job.yaml", "--emit"),
+            ("report", run.path, "--html"),
+            ("init", "--model=m", "--dataset=d", "--method=sft", "--tuning=lora"),
+        ):
+            said = refused(*command, tmp_path / place)
+            assert str(tmp_path / place) in said and "hint: " in said and "[Errno" not in said
+            assert sorted(tmp_path.iterdir()) == before

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from pydantic import ValidationError
 
 from autotune.job.yaml_file import parse_yaml
 from autotune.server.store.database import Database, study_url
@@ -233,6 +234,27 @@ def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
     assert task.folder.is_dir(), "what is under way is not deleted"
     del loop._tasks[task.lease.id]
     assert loop._kept() == [] and not task.folder.exists()
+
+
+def test_a_service_has_only_a_workers_own_folders_removed(tmp_path: Path) -> None:
+    class Door:
+        def beat(self, *_: Any) -> tuple[list[Any], list[str]]:
+            return [], ["../theirs", str(tmp_path / "theirs"), "mine", "."]
+
+    root = tmp_path / "root"
+    for folder in (tmp_path / "theirs", root / "mine", root / "other"):
+        folder.mkdir(parents=True)
+        (folder / "work.json").touch()
+    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    door: Any = Door()
+    loop = WorkerLoop(
+        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+    )
+    loop._beat()
+    assert (tmp_path / "theirs" / "work.json").exists()
+    assert [folder.name for folder in root.iterdir()] == ["other"]
+    with pytest.raises(ValidationError, match="pattern"):
+        Lease.model_validate({**lease("run", None).model_dump(), "id": "../theirs"})
 
 
 def test_a_work_that_cannot_begin_is_told_as_failed(tmp_path: Path) -> None:
