@@ -134,6 +134,7 @@ def tune(
     *,
     history: bool = True,
     verify: bool = True,
+    accept_noise: bool = False,
     listener: Listener | None = None,
 ) -> MeasuredAnswer:
     """Find the fastest stable configuration of a job by short real training steps on this machine's
@@ -144,6 +145,8 @@ def tune(
         folder: where everything is kept, new or empty; None: `runs/job-TIME`.
         history: whether to use and keep what runs of this user measured.
         verify: whether to launch the bundle in the end.
+        accept_noise: whether to rank probes that ran while others took the cores, too; the bundle
+            is then never verified.
         listener: hears what happens; None: lines on stderr, one a probe.
 
     Raises:
@@ -152,7 +155,7 @@ def tune(
     """
     run = RunFolder(path=Path(folder or new_folder("job")).absolute())
     heard = listener or RunLines(say)
-    options = Options(history=history, verify=verify)
+    options = Options(history=history, verify=verify, accept_noise=accept_noise)
     result = tune_in(job, definition_of(job), run, listener=heard, options=options)
     return MeasuredAnswer(folder=run.path, result=result)
 

@@ -55,6 +55,12 @@ ADD_SERVER = "add --server URL"
 @click.option(
     "--no-verify", is_flag=True, help="Write the bundle without launching it; it says so."
 )
+@click.option(
+    "--accept-noise",
+    is_flag=True,
+    help="Rank probes that ran while others took the cores, too, by the errors that were measured; "
+    "the bundle is launched, but never called verified.",
+)
 @track_option
 @server_option("run it. AUTOTUNE_TOKEN is its token.")
 @click.option(
@@ -72,6 +78,7 @@ def command(
     storage: str | None,
     no_history: bool,
     no_verify: bool,
+    accept_noise: bool,
     track: tuple[str, ...],
     server: str | None,
     attach: str | None,
@@ -99,11 +106,13 @@ def command(
         output: dict[str, Any] = {"track": track, "record": record}
         output |= {"quiet": quiet, "as_json": as_json}
         limits = all_sets(sets, flags)
-        return _code(by_script(job, limits, flags, out, resume, verify=not no_verify, **output))
+        output |= {"verify": not no_verify, "accept_noise": accept_noise}
+        return _code(by_script(job, limits, flags, out, resume, **output))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
     if attach is not None:
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
+    from autotune.run import opening
     from autotune.run.session import Options
     from autotune.trackers.sending import refuse_missing
 
@@ -112,8 +121,11 @@ def command(
     if resume is not None:
         _refuse_to_resume_with(out, no_history, no_verify)
         search = (*_resumed(resume, job, sets, flags, storage), None)
+        if accept_noise:
+            opening.accept_noise(search[2])
     else:
-        options = Options(history=not no_history, verify=not no_verify)
+        verify, history = not no_verify, not no_history
+        options = Options(history=history, verify=verify, accept_noise=accept_noise)
         search = (*_new(job, sets, flags, out), options)
     return _tune(search, storage, track, record, quiet, as_json)
 
@@ -160,7 +172,7 @@ def _print(result: Any, run: Any, record: Path | None, as_json: bool) -> None:
 
 
 def _code(result: Any) -> int:
-    failed = result.verification is not None and not result.verification.verified
+    failed = result.verification is not None and not result.verification.holds
     return EXIT_NOT_VERIFIED if failed else CODES.get(result.outcome, EXIT_DONE)
 
 

@@ -102,6 +102,7 @@ def by_script(
     resume: Path | None,
     *,
     verify: bool,
+    accept_noise: bool,
     track: tuple[str, ...],
     record: Path | None,
     quiet: bool,
@@ -144,7 +145,9 @@ def by_script(
     with closing(ScriptTrackerListener(track, run, None, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
             listener = recorded(record, trackers.beside(view))
-            found = tune_script(command, run, limits, listener=listener, verify=verify)
+            found = tune_script(
+                command, run, limits, listener=listener, verify=verify, accept_noise=accept_noise
+            )
         outcome = ScriptOutcome(found, run)
         if record is not None:
             write_result(record, outcome.plain())

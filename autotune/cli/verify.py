@@ -55,7 +55,7 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
         echo(f"{'verified' if outcome.verified else 'NOT verified'}: {outcome.reason}")
         if not outcome.verified and outcome.log is not None:
             echo(f"its log: {outcome.log}", err=True)
-    return 0 if outcome.verified else 1
+    return 0 if outcome.holds else 1
 
 
 def _seconds(soak: str | None) -> float:

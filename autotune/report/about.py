@@ -9,7 +9,11 @@ from autotune.job.job import Job
 from autotune.process.run_folder import RunFolder
 from autotune.units import format_bytes, format_seconds
 
-_OPTIONS = {"history": "--no-history", "verify": "--no-verify"}
+_OPTIONS = {
+    "--no-history": ("history", False),
+    "--no-verify": ("verify", False),
+    "--accept-noise": ("accept_noise", True),
+}
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -91,4 +95,5 @@ def _flags(info: Mapping[str, Any]) -> str:
     options = info.get("options")
     if not isinstance(options, dict):
         return ""
-    return "".join(f" {flag}" for name, flag in _OPTIONS.items() if options.get(name) is False)
+    given = (flag for flag, (name, value) in _OPTIONS.items() if options.get(name) is value)
+    return "".join(f" {flag}" for flag in given)

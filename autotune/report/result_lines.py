@@ -9,7 +9,7 @@ from autotune.report.sentences import (
     verification_line,
 )
 from autotune.run.session import Result
-from autotune.search.recommend import Recommendation
+from autotune.search.recommend import Recommendation, noise_reasons
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH, value_label
 from autotune.units import format_bytes
 
@@ -31,15 +31,16 @@ def result_lines(result: Result, bundle: str) -> list[str]:
     if result.recommendation is None:
         return ["no stable candidate has been measured yet"]
     chosen = result.recommendation.chosen
-    failed = result.verification is not None and not result.verification.verified
+    failed = result.verification is not None and not result.verification.holds
     verification = verification_line(result.verification)
-    lines = [verification] if failed else []  # before what looks like an answer
+    lines = list(noise_reasons(result.recommendation.noise))
+    lines += [verification] if failed else []  # before what looks like an answer
     lines += _answer_lines(result, result.recommendation)
     lines += [f"{_TITLES[result.outcome]}: probe {chosen.number}"]
     lines += [
         f"  {name}: {value_label(value)}" for name, value in sorted(chosen.candidate.knobs.items())
     ]
-    lines += [f"- {reason}" for reason in result.recommendation.reasons]
+    lines += [f"- {reason}" for reason in result.recommendation.reasons if reason not in lines]
     lines += [f"- {line}" for line in search_lines(result)]
     lines += _untold_lines(result)
     if result.outcome == "recommended":

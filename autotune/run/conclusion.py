@@ -189,9 +189,9 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
         session.write(following, None)
         session.listener.verifying(following)
         again = functools.partial(probe_again, session, following.chosen.candidate)
-        outcome = session.launch(following.chosen, again)
+        outcome = session.launch(following.chosen, again).among_noise(following.noise)
         session.listener.verified(outcome)
-        if outcome.verified:
+        if outcome.holds:
             now = recommend(session.study.records(), session.allowed_bytes, passed_over)
             is_same = isinstance(now, Recommendation) and (
                 now.chosen.candidate.key == following.chosen.candidate.key
@@ -209,6 +209,6 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
             break
         passed_over[following.chosen.number] = outcome.reason
         following = recommend(session.study.records(), session.allowed_bytes, passed_over)
-    best = next((pair for pair in judged if pair[1].verified), judged[0])
+    best = next((pair for pair in judged if pair[1].holds), judged[0])
     session.write(*best)
     return best

@@ -63,6 +63,7 @@ class JobSession(Session):
             watch=watch,
             to_beat=to_beat,
             most_s=most_s,
+            timed=not self.options.accept_noise,
         )
 
     def work(self, candidate: Candidate) -> Work:
@@ -97,6 +98,7 @@ class JobSession(Session):
             probe_again,
             self.deadline,
             self.listener.verification_stage,
+            accept_noise=self.options.accept_noise,
         )
 
     def remedies(self, nothing: NothingFits) -> Remedies:

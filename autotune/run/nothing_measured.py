@@ -59,7 +59,8 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
         where="",
         what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
         "so the fastest cannot be measured",
-        hint=f"end the other computations here{of_others}, and go on with: {run.resumption}",
+        hint=f"end the other computations here{of_others}, and go on with: {run.resumption}; or "
+        "rank what it is, with its errors and never as verified: --accept-noise",
     )
 
 

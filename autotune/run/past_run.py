@@ -282,5 +282,6 @@ def verify_again(
         )
         chosen, deadline = recommendation.chosen, Deadline()
         outcome = verify(past.run, past.job, facts, chosen, server, again, deadline, heard, soak_s)
+        outcome = outcome.among_noise(recommendation.noise)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

@@ -38,10 +38,12 @@ class Options:
     Attributes:
         history: whether measurements of earlier runs order the first guesses.
         verify: whether the bundle is launched in the end.
+        accept_noise: whether probes count that ran while others took the cores.
     """
 
     history: bool = True
     verify: bool = True
+    accept_noise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,5 +98,6 @@ def left_by(folder: ChildFolder) -> Measurement:
     for file in (folder.measurement, folder.reply):
         plain: Any = read_json(file)
         if isinstance(plain, dict):
-            return disturbed(measurement_of_reply(plain))
+            measurement = measurement_of_reply(plain)
+            return disturbed(measurement) if file == folder.reply else measurement
     return Measurement(outcome="interrupted", reason="the run was killed while it ran")

@@ -1,9 +1,9 @@
 """What a launch says of the promise that was made: the verdict of a verification. Pure."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from autotune.facts import Facts
 from autotune.job.job import Job
@@ -59,8 +59,24 @@ class Verification:
     """Part of the timed steps in which its threads waited for a core; None: not known."""
     soaked_s: float | None = None
     """How long it was trained to see whether memory creeps or speed decays; None: it was not."""
+    accepted_noise: float | None = None
+    """Share of the time in which others took the cores while speeds were measured, which the user
+    accepted: the launch is judged by all else, and `verified` is false. None: they were quiet."""
     stages_s: dict[str, float] = field(default_factory=dict)
     """Seconds of each stage that came to its end (`run/bundle_launch.py`), of all launches."""
+
+    @property
+    def holds(self) -> bool:
+        """True if it was verified, or only noise that was accepted forbids to call it so."""
+        return self.verified or self.accepted_noise is not None
+
+    def among_noise(self, noise: float | None) -> Self:
+        """Return what it shows of a ranking whose noise was accepted; None: it was quiet."""
+        only_speed = self.verified or self.only_too_slow or self.only_too_fast
+        if noise is None or not only_speed:
+            return self
+        reason = f"{busy_text(noise)} while speeds were measured; its launch: {self.reason}"
+        return replace(self, verified=False, accepted_noise=noise, reason=reason)
 
     @property
     def was_disturbed(self) -> bool:

@@ -162,6 +162,7 @@ class ScriptSession(Session):
             limit_bytes=self.limit_bytes,
             timeout_s=max(min(probe_s, most_s), 0.0),
             watch=watch,
+            timed=not self.options.accept_noise,
         )
         if measurement.outcome == "timeout" and most_s < probe_s:
             reason = f"the total budget left it {most_s:.0f} s"

@@ -101,6 +101,7 @@ def measure_start(
     limit_bytes: int,
     timeout_s: float,
     watch: Watcher | None = None,
+    timed: bool = True,
 ) -> Measurement:
     """Start a script with the request that is in `folder`, and say how it ended.
 
@@ -109,6 +110,7 @@ def measure_start(
         device: of several GPUs the first.
         limit_bytes: memory of each process.
         watch: ends it.
+        timed: whether it is `busy` where others took the cores.
     """
     gpus = (device.index, *device.peers) if device.kind == "cuda" else ()
     busy = _busy(gpus)
@@ -118,7 +120,8 @@ def measure_start(
     folder.progress.unlink(missing_ok=True)
     report = starter.start(folder, environment, timeout_s, gpus, _stop(folder, watch))
     shutil.rmtree(folder.path / "scratch", ignore_errors=True)
-    measurement = disturbed(_named(folder, report, processes, device.kind, limit_bytes))
+    measurement = _named(folder, report, processes, device.kind, limit_bytes)
+    measurement = disturbed(measurement) if timed else measurement
     measurement = dataclasses.replace(measurement, seconds=round(report.seconds, 4))
     write_json(folder.measurement, measurement.plain())
     return measurement

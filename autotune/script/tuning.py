@@ -61,6 +61,7 @@ def tune_script(
     *,
     listener: Listener | None = None,
     verify: bool = True,
+    accept_noise: bool = False,
     global_batch: int | None = None,
 ) -> ScriptResult:
     """Find the fastest stable fields of a script's arguments, and write what starts it with them.
@@ -70,6 +71,7 @@ def tune_script(
         run: where everything is kept; a search that was started there goes on.
         limits: `budget`, `headroom`, `devices` and `fixed` of a job.
         verify: whether what was written is started.
+        accept_noise: whether probes count that ran while others took the cores.
         global_batch: rows of an optimizer step; None: what the script's arguments come to.
 
     Raises:
@@ -77,7 +79,8 @@ def tune_script(
         MachineError: the machine cannot do it (exit code 3).
     """
     follower = listener or Listener()
-    options = Options(history=False, verify=verify and isinstance(starter, ScriptCommand))
+    verify = verify and isinstance(starter, ScriptCommand)
+    options = Options(history=False, verify=verify, accept_noise=accept_noise)
     session: ScriptSession | None = None
 
     def opened(stack: contextlib.ExitStack) -> ScriptSession:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from autotune.probe.outcome import busy_text, is_quiet
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record, excess_bytes, host_shortfall
 from autotune.search.repeats import pooled, repeatability
@@ -61,6 +62,9 @@ class Recommendation:
     allowed_bytes: int | None = None
     passed_over: Mapping[int, str] = field(default_factory=dict)
     """Probes whose bundles failed verification, and why."""
+    noise: float | None = None
+    """Share of the time in which probes that count waited for cores that others had taken; None:
+    hardly at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +99,49 @@ def recommend(
     ranked = standings([record for record in records if record.number not in rejected_numbers])
     if not ranked:
         return _nothing_fits(records, allowed_bytes, rejected)
-    fastest = ranked[0]
+    fastest, noise = ranked[0], _noise(ranked, records)
     # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
     group = list(takewhile(lambda c: is_tie(fastest, c), ranked))
     near_fastest = [c for c in group if c.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
     winner = min(near_fastest, key=lambda c: (c.peak_memory_bytes, -c.tokens_per_s, c.number))
     if pinned is not None and pinned not in winner.numbers:
-        return _pinned(ranked, pinned, winner, rejected, allowed_bytes, passed_over)
+        return _pinned(ranked, pinned, winner, rejected, allowed_bytes, passed_over, noise)
     ties = tuple(candidate for candidate in group if candidate is not winner)
     slower = tuple(candidate for candidate in ranked if candidate not in group)
     return Recommendation(
         chosen=winner,
-        reasons=tuple(_reasons(winner, fastest, ties, slower, allowed_bytes)),
+        reasons=(
+            *noise_reasons(noise),
+            *_reasons(winner, fastest, ties, slower, allowed_bytes),
+        ),
         ties=ties,
         runners_up=slower,
         rejected=rejected,
         allowed_bytes=allowed_bytes,
         passed_over=passed_over,
+        noise=noise,
+    )
+
+
+def _noise(ranked: Sequence[Ranked], records: Sequence[Record]) -> float | None:
+    """Return the highest share of waiting of the probes behind a ranking; None: all were quiet."""
+    numbers = {number for candidate in ranked for number in candidate.numbers}
+    shares = [
+        record.measurement.processor_wait_share or 0.0
+        for record in records
+        if record.measurement is not None and record.number in numbers
+    ]
+    noise = max(shares, default=0.0)
+    return None if is_quiet(noise) else noise
+
+
+def noise_reasons(noise: float | None) -> tuple[str, ...]:
+    """Return the caveat of a ranking whose noise was accepted; empty: it was quiet."""
+    if noise is None:
+        return ()
+    return (
+        f"--accept-noise: {busy_text(noise)} while speeds were measured, so the order holds within "
+        "the measured errors alone, and nothing here is verified",
     )
 
 
@@ -141,6 +171,7 @@ def _pinned(
     rejected: Mapping[str, tuple[int, ...]],
     allowed_bytes: int | None,
     passed_over: Mapping[int, str],
+    noise: float | None,
 ) -> Recommendation | NothingFits:
     winner = next((candidate for candidate in ranked if pinned in candidate.numbers), None)
     if winner is None:
@@ -153,12 +184,13 @@ def _pinned(
     )
     return Recommendation(
         chosen=winner,
-        reasons=(reason,),
+        reasons=(*noise_reasons(noise), reason),
         ties=(),
         runners_up=tuple(candidate for candidate in ranked if candidate is not winner),
         rejected=rejected,
         allowed_bytes=allowed_bytes,
         passed_over=passed_over,
+        noise=noise,
     )
 
 
