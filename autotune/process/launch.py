@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -24,11 +25,14 @@ from autotune.process.files import private_opener
 from autotune.process.limits import LaunchReport
 from autotune.process.proc import process_status, session_memory
 from autotune.process.processor_load import ProcessorWaits
+from autotune.process.progress import LogTail
 
 GUARD = "autotune.process.guard"
 _POLL_S = 0.2
 _TERM_S = 5.0
 _DRAIN_S = 1.0
+_LINES, _MOST_LINE = 100_000, 4096
+"""The last lines that are kept in memory, and the first bytes of each."""
 
 
 def launch(
@@ -51,7 +55,7 @@ def launch(
     """
     meter, waits = _Meter(gpus), ProcessorWaits()
     began, kills = time.monotonic(), memory_kills()
-    with open(log, "wb", opener=private_opener) as file:
+    with open(log, "ab", opener=private_opener) as file:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", GUARD, *command],
             stdin=subprocess.PIPE,
@@ -103,10 +107,11 @@ class _Output:
         began: float,
         on_line: Callable[[float, str], None] | None,
     ):
-        self.lines: list[tuple[float, str]] = []
+        self.lines: deque[tuple[float, str]] = deque(maxlen=_LINES)
         self._source, self._log, self._began, self._on_line = source, log, began, on_line
-        self._buffer = b""
+        self._buffer, self._tail = b"", LogTail(Path(log.name))
         self._open = True
+        log.truncate(0)
 
     def read(self, timeout_s: float) -> bool:
         """Take what comes within a time; True if anything came."""
@@ -120,8 +125,10 @@ class _Output:
         chunk = os.read(self._source, 65536)
         self._open = bool(chunk)
         self._log.write(chunk)
+        self._tail.cut()
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         self._add(lines)
+        self._buffer = self._buffer[:_MOST_LINE]
         return self._open
 
     def drain(self) -> None:
@@ -131,11 +138,13 @@ class _Output:
             pass
         if self._buffer:
             self._add([self._buffer])
+        self._log.flush()
+        self._tail.finish()
 
     def _add(self, lines: list[bytes]) -> None:
         now = time.monotonic() - self._began
         for line in lines:
-            self.lines.append((now, line.decode(errors="replace")))
+            self.lines.append((now, line[:_MOST_LINE].decode(errors="replace")))
             if self._on_line is not None:
                 self._on_line(*self.lines[-1])
 

@@ -13,6 +13,7 @@ from stubs import hold
 from autotune.process import launch as launching
 from autotune.process.launch import LaunchReport, launch
 from autotune.process.processor_load import wait_share
+from autotune.process.progress import LIMIT_BYTES
 
 MIB = 2**20
 TERM_S = 1.0
@@ -81,6 +82,26 @@ def test_much_output_is_kept_whole(tmp_path: Path) -> None:
     report = python(tmp_path, "for n in range(100000): print(n)")
     assert len(report.lines) == 100_000
     assert texts(report)[-1] == "99999"
+
+
+@pytest.mark.parametrize("end", ["", "\\n"])
+def test_output_without_end_fills_neither_the_disk_nor_our_memory(tmp_path: Path, end: str) -> None:
+    """Nor does it keep a command from being ended in time."""
+    sizes: list[int] = []
+    script = f"import os\nwhile True: os.write(1, b'x' * 65535 + b'{end}')"
+    report = launch(
+        [sys.executable, "-c", script],
+        log=tmp_path / "launch.log",
+        environment={},
+        timeout_s=2.0,
+        gpus=(),
+        stop=lambda: sizes.append((tmp_path / "launch.log").stat().st_size),
+    )
+    assert report.timed_out and report.seconds < 15
+    assert len(sizes) > 200, "more than it may keep was said"
+    assert max(sizes) <= LIMIT_BYTES + MIB
+    assert (tmp_path / "launch.log").stat().st_size <= LIMIT_BYTES
+    assert max(map(len, texts(report))) <= 4096
 
 
 def test_a_timeout_kills_the_group_with_what_runs_in_its_background(tmp_path: Path) -> None:
