@@ -28,6 +28,7 @@ _TITLES = {
     422: "The request is not right",
     429: "Too many",
     500: "A mistake of the service",
+    502: "This cannot be shown",
     503: "Not available now",
 }
 
@@ -152,5 +153,8 @@ def handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def _bug(request: Request, _: Exception) -> Response:
+        if request.method == "GET" and "id" in request.path_params:
+            detail = "a worker of another version, or one that lies, may have sent what is shown"
+            return problem_response(request, 502, f"{detail} here; the service's log says more")
         detail = "this is a mistake of the service; its log says more under the id of the request"
         return problem_response(request, 500, detail)

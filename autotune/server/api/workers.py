@@ -11,7 +11,7 @@ from autotune.server.access.callers import ServiceOf, Worker
 from autotune.server.api.problems import problem
 from autotune.server.api.work import PAGE
 from autotune.server.store.events import Line
-from autotune.server.store.values import Beat, Ending, Kind, Lease, Value, WorkerInfo
+from autotune.server.store.values import NAME, Beat, Ending, Kind, Lease, Value, WorkerInfo
 
 router = APIRouter(prefix="/worker", tags=["workers"])
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
@@ -32,9 +32,9 @@ class Wanted(Value):
 class Doing(Value):
     """A worker's report of the works that it does."""
 
-    name: str = Field(max_length=128)
-    works: list[str] = Field(max_length=64)
-    kept: list[str] = Field(default=[], max_length=1000)
+    name: str = Field(max_length=128, pattern=NAME)
+    works: list[Id] = Field(max_length=64)
+    kept: list[Id] = Field(default=[], max_length=1000)
     """Works that it keeps folders of."""
 
 

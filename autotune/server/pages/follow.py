@@ -10,6 +10,7 @@ from fastapi import Query
 from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from autotune.plain_data import NONSENSE
 from autotune.server.live import Live
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event
@@ -36,7 +37,13 @@ def fold(service: Service, id: str, state: Folded, most: int | None = None) -> N
         for event in events:
             if most is not None and event.number > most:
                 return
-            state.take(event)
+            _take(state, event)
+
+
+def _take(state: Folded, event: Event) -> None:
+    """Go on by one event; what a worker made up, or has of another version, is passed over."""
+    with contextlib.suppress(*NONSENSE):
+        state.take(event)
 
 
 async def updates(
@@ -59,7 +66,7 @@ async def updates(
         if work is None:
             break
         for event in events:
-            state.take(event)
+            _take(state, event)
         text = await run_in_threadpool(render, work, events)
         yield ServerSentEvent(id=str(state.last), event=UPDATE, raw_data=text)
     work = await run_in_threadpool(service.works.get, id)

@@ -37,7 +37,7 @@ _OUTCOMES = {
     "recommended": "found",
 }
 SHOWN = ("launch.sh", "_config.yaml", "accelerate.yaml", "deepspeed.json", "README.md")
-_MOST = 64_000
+_MOST, _FILES = 64_000, 100
 _LAUNCH = re.compile(r"`bash\s+(launch\w*\.sh[^`]*)`")
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -162,7 +162,7 @@ def bundle_files(archive: bytes | None) -> list[BundleFile]:
     if archive is None:
         return []
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
-        names = [name for end in SHOWN for name in files.namelist() if name.endswith(end)]
+        names = [name for end in SHOWN for name in files.namelist() if name.endswith(end)][:_FILES]
         return [
             BundleFile(name.removeprefix("bundle/"), _text(files.read(name)))
             for name in names

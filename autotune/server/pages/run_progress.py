@@ -32,7 +32,7 @@ class Probe:
     @property
     def outcome(self) -> str:
         """The outcome; `running` until it has ended."""
-        return "running" if self.measurement is None else str(self.measurement["outcome"])
+        return "running" if self.measurement is None else str(self.measurement.get("outcome"))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -89,6 +89,7 @@ class RunProgress:
             case "surveying":
                 self.doing = "Looking at the model, the data and the device"
             case "surveyed":
+                math.isfinite(data["limit_bytes"])
                 self.surveyed, self.doing = data, "Estimating what candidates take"
             case "estimating":
                 self.doing, self.done, self.of = "Estimating", 0, data["candidates"]
@@ -105,7 +106,11 @@ class RunProgress:
 
     def _take_probe(self, event: Event) -> None:
         data = event.data
-        number, knobs, measurement = data["probe"], data["knobs"], data.get("measurement")
+        number, knobs = int(data["probe"]), dict(data["knobs"])
+        measurement = data.get("measurement")
+        if measurement:  # a worker may have made it up
+            numbers = (measurement[name] for name in ("tokens_per_s", "peak_memory_bytes"))
+            math.fsum([measurement["seconds"], *(n for n in numbers if n is not None)])
         if self.verifying:
             self.repeats.add(number)
         self.probes[number] = Probe(number, knobs, measurement, event.number)

@@ -74,10 +74,7 @@ def _best_so_far(service: Service, running: list[str]) -> dict[str, Probe | None
         now = {id: before.get(id) or _begun(service, id) for id in running}
         _PROGRESS[service.live] = now
         for id, progress in now.items():
-            try:
-                fold(service, id, progress)
-            except (KeyError, TypeError, ValueError):  # events of another version
-                progress.probes.clear()
+            fold(service, id, progress)
         return {id: progress.best for id, progress in now.items()}
 
 

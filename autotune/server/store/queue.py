@@ -23,6 +23,7 @@ from autotune.server.store.values import (
     Lease,
     WorkerInfo,
     as_json,
+    kept_text,
 )
 from autotune.server.store.works import in_order, suits
 
@@ -196,14 +197,14 @@ def _conclude(row: WorkRow, ending: Ending) -> None:
     done = ending.exit_code in ENDS
     row.state = "cancelled" if stopped else "done" if done else "failed"
     outcome = result.get("outcome") or (_plan_outcome(result) if done else "")
-    row.outcome = outcome[:32] if isinstance(outcome, str) else ""
+    row.outcome = kept_text(outcome)[:32] if isinstance(outcome, str) else ""
     best = result.get("answer") or result.get("measurement")
     row.tokens_per_s = _number(best, "tokens_per_s")
     peak_bytes = _number(best, "peak_memory_bytes")
     row.peak_memory_bytes = None if peak_bytes is None else int(peak_bytes)
     device = result.get("device")
     if isinstance(device, dict) and isinstance(device.get("name"), str):
-        row.device = device["name"].replace("\0", "")[:128]
+        row.device = kept_text(device["name"])[:128]
 
 
 def _number(data: Any, name: str) -> float | None:

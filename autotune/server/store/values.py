@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from autotune.errors import EXIT_NOTHING_MEASURED
 
+NAME = r"^[\w.:@-]+$"
+"""A worker, or its machine."""
 Kind = Literal["plan", "run"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -28,28 +30,32 @@ class Value(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-def _without_nul(text: str) -> str:
-    return text.replace("\0", "")
+def kept_text(text: str) -> str:
+    """Return a text as every database keeps it: without NUL and halves of surrogate pairs."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
-Printed = Annotated[str, AfterValidator(_without_nul)]
-"""Output of a command: PostgreSQL keeps no NUL."""
+Printed = Annotated[str, AfterValidator(kept_text)]
+"""Output of a command."""
 
 
 def as_json(data: Any) -> str:
     """Return data as JSON in ASCII, which every database keeps; numbers that are not finite become
-    null."""
+    null, and texts are kept as `kept_text` has them."""
     try:
-        return json.dumps(data, allow_nan=False)
+        json.dumps(data, allow_nan=False, ensure_ascii=False).encode("utf-8")
     except ValueError:
-        return json.dumps(_finite(data), allow_nan=False)
+        data = _kept(data)
+    return json.dumps(data)
 
 
-def _finite(data: Any) -> Any:
+def _kept(data: Any) -> Any:
     if isinstance(data, dict):
-        return {name: _finite(one) for name, one in data.items()}
+        return {kept_text(name): _kept(one) for name, one in data.items()}
     if isinstance(data, list):
-        return [_finite(one) for one in data]
+        return [_kept(one) for one in data]
+    if isinstance(data, str):
+        return kept_text(data)
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
@@ -145,8 +151,8 @@ class Event(Value):
 class WorkerInfo(Value):
     """A worker and the devices that are its own."""
 
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
-    machine: str = Field(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
+    name: str = Field(min_length=1, max_length=128, pattern=NAME)
+    machine: str = Field(min_length=1, max_length=128, pattern=NAME)
     device_kind: Literal["cpu", "cuda"]
     devices: list[int] = Field(max_length=4096)
     device_name: str = Field(max_length=128, pattern=r"^[^\x00]*$")

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.server.access.requests import HEADERS, UNKNOWN
 from autotune.server.store.events import Line
+from autotune.server.store.values import NewWork
 from tests.unit.server.conftest import CSRF, JOB, Served
 
 Serve = Callable[..., Served]
@@ -410,3 +411,47 @@ def test_a_deep_line_is_no_trouble(served: Served) -> None:
     body = {"worker": "w", "attempt": 1, "source": "events", "first": 0, "lines": [line]}
     path = f"/api/v1/worker/works/{work}/events"
     assert served.client.post(path, json=body, headers=headers).status_code == 200
+
+
+MADE_UP: list[Any] = [None, -1, 10**400, "\ud800", [5], {"a": 5}]
+SAID = (
+    "surveyed looking_at estimating estimated improved ruled_out probing probed stopped verified"
+    " verification_stage nothing_fits"
+)
+
+
+@pytest.mark.parametrize("kind", ["plan", "run"])
+def test_what_a_worker_makes_up_is_its_works_alone(served: Served, kind: Any) -> None:
+    """Events and results of any shape, for works of its own and of others."""
+    of_others = served.service.works.add(NewWork(kind=kind, job="{}", method="sft", model="m")).id
+    headers = served.token("worker", "w")
+    other = {"worker": {**WORKER, "name": "v", "devices": [9]}, "kinds": [kind]}
+    assert served.client.post("/api/v1/worker/lease", json=other, headers=headers).json()
+    before = served.service.works.get(of_others)
+    for value in MADE_UP:
+        work = served.service.works.add(NewWork(kind=kind, job="{}", method="sft", model="m")).id
+        lease = {"worker": WORKER, "kinds": [kind]}
+        served.client.post("/api/v1/worker/lease", json=lease, headers=headers)
+        names = ("candidates", "measurement", "outcome", "limit_bytes", "parts", "best", "done")
+        data = {**dict.fromkeys((*names, "knobs", "reason", "answer"), value), "probe": 1}
+        data["measurement"] = {**data, "seconds": value} if value == -1 else value
+        lines = [{"utc": 1, "kind": said, "data": data} for said in SAID.split()]
+        ending = {"attempt": 1, "exit_code": 0, "result": data, "text": "\ud800"}
+        sent = {"worker": "w", "attempt": 1, "source": "e", "first": 0, "lines": lines}
+        for path, body in (("events", sent), ("ending", {"worker": "w", "ending": ending})):
+            for id in (of_others, "0" * 16, work):
+                url = f"/api/v1/worker/works/{id}/{path}"
+                content = json.dumps(body)
+                answer = served.client.post(url, content=content, headers={**headers, **JSON})
+                assert answer.status_code in ((200, 204) if id == work else (410,)), answer.text
+            for page in ("/runs", "/plans", "/history", "/metrics", f"/api/v1/{kind}s/{work}"):
+                assert served.client.get(page).status_code < 500, page
+            shown = served.client.get(f"/{kind}s/{work}")
+            assert shown.status_code == 200 or "a worker of another version" in shown.text
+        beat = json.dumps({"name": "w", "works": [of_others, value], "kept": [value]})
+        answer = served.client.post(
+            "/api/v1/worker/beat", content=beat, headers={**headers, **JSON}
+        )
+        assert answer.status_code == 422
+    assert served.service.works.get(of_others) == before
+    assert not served.service.events.after(of_others, 0)
