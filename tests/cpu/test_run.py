@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ FEW = {
     "train_sampling_strategy": "random",
 }
 """Eight candidates on two paths are left: enough where something else is tested than the search."""
+KILLS = 20
 TEXTS = EXAMPLES / "quickstart" / "build" / "data" / "train.jsonl"
 
 
@@ -156,6 +158,39 @@ def test_a_killed_run_keeps_what_it_has_and_goes_on(autotune: Command) -> None:
     assert {one["knobs"]["max_length"] for one in made} == {8, 16, 32, 64}
     assert result["outcome"] == "recommended"
     assert_budget_kept(result, 4)
+
+
+@pytest.mark.nightly("launches")
+def test_twenty_kills_of_real_runs_lose_nothing_that_was_measured(autotune: Command) -> None:
+    """At any moment: also while the stack is imported, the data are read, a bundle is launched."""
+    write_job(autotune.folder, budget={"probes": 20, "minutes": 5}, fixed=FEW)
+    rng, kills, number, kept = random.Random(5), 0, 0, dict[str, str]()
+    while kills < KILLS:
+        run = autotune.folder / f"run{number}"
+        words = (
+            ("--resume", run.name)
+            if (run / "run.json").exists()
+            else ("job.yaml", "--out", run.name)
+        )
+        process = autotune.start("run", *words)
+        try:
+            _, err = process.communicate(timeout=rng.uniform(1, 40))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+        else:  # it came to its end, on a busy machine to none
+            assert process.returncode in (0, 1, 4), err
+            number += 1
+        files = run.glob("probes/*/measurement.json")
+        now = {str(file): file.read_text(encoding="utf-8") for file in files}
+        assert {k: v for k, v in kept.items() if run.name in k}.items() <= now.items()
+        kept |= now
+    assert kept
+    time.sleep(2)
+    assert not own_children(str(autotune.folder))
+    measured = {Path(file).parents[2].name for file in kept}
+    assert all(json.loads(autotune("report", name, "--json"))["probes"] for name in measured)
 
 
 def test_ctrl_c_ends_cleanly_and_can_be_resumed(autotune: Command) -> None:

@@ -234,6 +234,13 @@ def test_a_run_takes_its_lock_before_it_begins(tmp_path):
     assert [entry.name for entry in run.path.iterdir()] == [".lock"]
 
 
+def test_of_two_that_resume_a_run_the_second_says_so(tmp_path):
+    run = start_run(tmp_path)
+    with run.locked():
+        stderr = refused("run", "--resume", run.path)
+    assert "another autotune process is working on this run" in stderr
+
+
 SECRET = "postgresql://me:a-secret@127.0.0.1:1/studies"
 
 

@@ -1,5 +1,8 @@
-"""Runs that are killed at any moment go on to the recommendation of an undisturbed one."""
+"""Runs that are killed, or looked at, at any moment come to the recommendation of an undisturbed
+one."""
 
+import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -9,7 +12,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
+from autotune.cli import main
 from autotune.errors import UserError
 from autotune.process.run_folder import RunFolder
 from tests.unit.run.replayed import play
@@ -94,3 +99,34 @@ def test_twenty_kills_lose_nothing_that_was_measured_and_change_no_answer(tmp_pa
         if kills >= KILLS:
             return
     pytest.fail(f"only {kills} of {KILLS} kills met a run that was not over")
+
+
+def test_reports_and_bundles_while_a_run_goes_on_are_whole_and_disturb_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "whole").mkdir()
+    undisturbed, shown = play(tmp_path / "whole"), 0
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        process = multiprocessing.get_context("fork").Process(target=play, args=(folder,))
+        process.start()
+        run, made = str(folder / "run"), itertools.count()
+        while process.is_alive():
+            page, bundle = folder / f"{next(made)}.html", folder / f"b{next(made)}"
+            for words in (
+                ("report", run),
+                ("report", run, "--json"),
+                ("report", run, "--html", str(page)),
+                ("emit", run, "--out", str(bundle)),
+            ):
+                result = CliRunner().invoke(main, words)
+                assert result.exit_code in (0, 2), (words, result.stderr)
+                assert result.exit_code or "--json" not in words or json.loads(result.stdout)
+                shown += result.exit_code == 0
+            assert not page.exists() or page.read_text("utf-8").rstrip().endswith("</html>")
+            assert not bundle.exists() or (bundle / "launch.sh").stat().st_size
+        process.join()
+        assert process.exitcode == 0
+        assert play(folder) == undisturbed
+    assert shown, "some looks met a run that had something to show"
