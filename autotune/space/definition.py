@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from autotune.errors import Problem, UserError, nearest
+from autotune.facts.stack import field_types
+from autotune.job.fields import as_batch
+from autotune.job.methods import METHODS
 from autotune.job.text_file import text_of
 from autotune.job.yaml_file import parse_yaml
+from autotune.space.job_file.training_values import is_plain, wrong_value
 from autotune.space.knobs import (
     COMPLETION,
     GENERATION_BATCH,
@@ -216,11 +220,15 @@ class _Part:
     data: dict[str, Any]
     lines: Mapping[tuple[str | int, ...], int]
     problems: list[Problem]
+    types: Mapping[str, str]
+    """Of what its knobs set; none of our own files, in which nothing is wrong."""
 
     @classmethod
     def of(cls, text: str, name: str, keys: set[str], *, shipped: bool) -> "_Part":
         data, lines = parse_yaml(text, name, shipped=shipped)
-        part = cls(name, data, lines, [])
+        method = str(data.get("method"))
+        types = knob_types(method) if method in METHODS and not shipped else {}
+        part = cls(name, data, lines, [], types)
         for key in data.keys() - keys:
             part.report((key,), f"unknown key `{key}`", nearest(key, sorted(keys)))
         return part
@@ -237,7 +245,7 @@ class _Part:
 
     def knobs(self, names: Collection[str]) -> list[Knob]:
         parsed_knobs: list[Knob | None] = [
-            _knob(name, entry, self.report) for name, entry in self.entries.items()
+            _knob(name, entry, self.report, self.types) for name, entry in self.entries.items()
         ]
         knobs = [knob for knob in parsed_knobs if knob is not None]
         for knob in knobs:
@@ -257,7 +265,35 @@ class _Part:
         return [rule for rule in rules if rule is not None]
 
 
-def _knob(name: str, entry: Any, report: Any) -> Knob | None:
+def knob_types(method: str) -> dict[str, str]:
+    """Return the types of what knobs set: of fields as the trainer's source has them, of others as
+    the values of our own space are."""
+    types = dict(field_types(method))
+    for knob in _shipped_definition(method).knobs:
+        kinds = {type(value).__name__ for value in knob.choices or ()}
+        if knob.place != "config" and kinds:
+            types[knob.name] = " | ".join(sorted(kinds))
+    return types | {"lora_target_modules": "str | list[str]"}
+
+
+def _wrong(name: str, value: Any, types: Mapping[str, str]) -> tuple[str, str | None] | None:
+    """Return why a knob cannot have a value that a space gives it, and what to do."""
+    if name == GLOBAL_BATCH:
+        try:
+            as_batch(value)
+        except ValueError as error:
+            return f"`{name}`: {error}", None
+        return None
+    if name in (*COUNTS, *COUNTS_FROM_ZERO) and not _is_count(name, value):
+        minimum = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
+        return f"`values` of `{name}` must be whole numbers {minimum}", None
+    kind = types.get(name, "bool | int | float | str | None | list[str]")
+    if not is_plain(value) or (value is None and kind in ("bool", "str")):
+        return f"`{name}` cannot be `{value}`", None
+    return wrong_value(name, value, kind)
+
+
+def _knob(name: str, entry: Any, report: Any, types: Mapping[str, str]) -> Knob | None:
     path = ("knobs", name)
     if not isinstance(entry, dict):
         report(path, f"knob `{name}` must be a mapping")
@@ -279,13 +315,14 @@ def _knob(name: str, entry: Any, report: Any) -> Knob | None:
         report((*path, "values"), f"`values` of `{name}` must be a list that is not empty")
         return None
     flat_values = [value for values in flat if isinstance(values, list) for value in values]
-    if name in (*COUNTS, *COUNTS_FROM_ZERO) and not all(_is_count(name, v) for v in flat_values):
-        minimum = "from 0 on" if name in COUNTS_FROM_ZERO else "above 0"
-        report((*path, "values"), f"`values` of `{name}` must be whole numbers {minimum}")
-        return None
     if not (choices is None or choices == "any" or (isinstance(choices, list) and choices)):
         report((*path, "choices"), f"`choices` of `{name}` must be a list, or `any`")
         return None
+    given = [*flat_values, *(choices if isinstance(choices, list) else [])]
+    given += [entry["default"]] if "default" in entry else []
+    for wrong in [_wrong(name, value, types) for value in given] if types else ():
+        if wrong is not None:
+            report(path, *wrong)
     if choices is None and all(isinstance(value, list) for value in flat):
         choices = flat_values
     first = flat_values[0] if flat_values else None

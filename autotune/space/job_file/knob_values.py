@@ -81,7 +81,7 @@ def _wrong_choice(
             return None
         choices = ", ".join(dict.fromkeys(f"`{as_yaml(c)}`" for c in knob.choices))
         return f"`{knob.name}` cannot be `{as_yaml(value)}`", f"choose from {choices}"
-    if knob.place != "config" or knob.name in _JUDGED_ELSEWHERE:
+    if knob.name in _JUDGED_ELSEWHERE:
         return None
     return wrong_value(knob.name, value, types.get(knob.name))
 

@@ -107,3 +107,26 @@ def test_a_space_of_another_method_is_refused(tmp_path):
     file.write_text("method: dpo\nknobs:\n" + MICRO, encoding="utf-8")
     with pytest.raises(UserError, match="is for method `dpo`"):
         load_definition("sft", str(file))
+
+
+SENSELESS = ["[]", "{}", "''", ".nan", "null", "true", "[1]", "1.5", "-1", ".inf"]
+
+
+@pytest.mark.parametrize("value", SENSELESS)
+def test_values_of_a_global_batch_are_batches(value):
+    text = f"  global_batch_size: {{kind: recipe, in: batch, values: [8, {value}]}}\n"
+    ((where, what),) = problems("method: sft\nknobs:\n" + MICRO + text)
+    assert where == "mine.yaml:4" and what.startswith("`global_batch_size`: ")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", ["[]", "{a: 1}", ".nan", "[[]]", "1.5"])
+def test_values_are_of_the_types_of_what_they_set(method, value):
+    """Of every knob that we know, whether it sets a field or not; all problems at once."""
+    known = [knob for knob in load_definition(method).knobs if knob.name != MICRO.split(":")[0][2:]]
+    may_be_a_number = {"beta", "vllm_gpu_memory_utilization"} if value == "1.5" else set()
+    may_be_empty = {"lora_target_modules"} if value == "[]" else set()
+    names = [knob.name for knob in known if knob.name not in may_be_a_number | may_be_empty]
+    lines = [f"  {name}: {{kind: recipe, choices: [{value}], values: [8]}}\n" for name in names]
+    reported = problems(f"method: {method}\nknobs:\n" + MICRO + "".join(lines))
+    assert {where for where, _ in reported} == {f"mine.yaml:{n + 4}" for n in range(len(names))}
