@@ -20,7 +20,7 @@ from autotune.search.record import Record, counts_as_probe
 from autotune.search.repeats import repeatability
 from autotune.search.rules.dominance import dominated
 from autotune.search.rules.replication import contenders, gain_of_a_round
-from autotune.search.rules.stopping import Outlook, stop_reason
+from autotune.search.rules.stopping import Outlook, same_crash, stop_reason
 from autotune.search.study import Trial
 from autotune.space.knobs import Candidate, value_label
 from autotune.units import format_seconds
@@ -36,6 +36,8 @@ def search(session: Session) -> str:
     pauses = 0
     while True:
         records = session.study.records()
+        if (crashes := same_crash(records, session.space.candidates)) is not None:
+            return crashes
         rule_out(session, records)
         promise, values = outlook(session, records), values_to_probe(session, records)
         reason = reason_to_stop(session, records, promise)

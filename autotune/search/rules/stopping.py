@@ -1,13 +1,17 @@
 """The end of a search, and its reason. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.job.job import Budget
+from autotune.search.record import Record
+from autotune.space.knobs import Candidate
 from autotune.units import format_seconds
 
 LEAST_PROBES = 3
 LEAST_GAIN = 0.01
 """Expected gain that is worth a probe where the measurements do not show how long the job is."""
+_TOLD = ("type", "message", "stage", "knobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +74,22 @@ def stop_reason(
     if probes >= LEAST_PROBES and outlook is not None and not outlook.worth_it:
         return outlook.sentence()
     return None
+
+
+def same_crash(records: Sequence[Record], candidates: Sequence[Candidate]) -> str | None:
+    """Return that crashes are no matter of the candidates: they say the same, in the same stage,
+    of candidates that share no value which others of the space do not have; None: they may be."""
+    measured = [(r.candidate, r.measurement) for r in records if r.measurement is not None]
+    crashes = [(one, m.failure) for one, m in measured if m.outcome == "crash" and m.failure]
+    if not crashes or any(m.tokens_per_s is not None for _, m in measured):
+        return None
+    kind, message, stage, knobs = told = [crashes[-1][1].get(name) for name in _TOLD]
+    alike = [one for one, other in crashes if told == [other.get(name) for name in _TOLD]]
+    for name, value in alike[0].values.items():
+        shared = all(one.values.get(name) == value for one in alike)
+        if shared and any(one.values.get(name) != value for one in candidates):
+            return None
+    if len(alike) < 2 or knobs:
+        return None
+    what = f"{len(alike)} candidates without a setting in common crashed alike in stage {stage}"
+    return f"{what}: {kind}: {message}"[:400]

@@ -324,6 +324,15 @@ def test_probes_that_hung_or_crashed_name_the_log_alone(tmp_path, monkeypatch):
     assert "no probe finished (2 x crash)" in problem.what
 
 
+def test_a_fault_of_the_model_is_not_found_by_every_candidate(tmp_path, monkeypatch):
+    failure = {"type": "SafetensorError", "message": "cut", "stage": "build", "knobs": []}
+    stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: bad("crash", failure=failure))
+    assert "without a setting in common crashed alike" in search(stub.session)
+    assert 2 <= len(stub.records) <= 4
+    problem = nothing_measured(stub.session, stub.records, "the end")
+    assert "x crash); the first: it was crash" in problem.what
+
+
 def test_probes_that_lacked_memory_are_known_not_to_fit(tmp_path, monkeypatch):
     oom = bad("oom", missing_bytes=5)
     stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: oom, budget={"probes": 3})

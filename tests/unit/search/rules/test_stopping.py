@@ -1,7 +1,9 @@
 import pytest
 
 from autotune.job.job import Budget
-from autotune.search.rules.stopping import Outlook, stop_reason
+from autotune.search.record import Record
+from autotune.search.rules.stopping import Outlook, same_crash, stop_reason
+from tests.unit.builders import bad, make_candidate, ok
 
 BUDGET = Budget(minutes=2, probes=10)
 
@@ -55,3 +57,34 @@ def test_where_nobody_knows_how_long_the_job_is_one_percent_is_worth_a_probe():
     assert reason_to_stop(Outlook(gain=0.005, job_s=None, cost_s=10.0)) == (
         "no candidate is expected to be more than 1% faster"
     )
+
+
+SPACE = [make_candidate(n, dtype=dtype) for n in (1, 2) for dtype in ("float32", "bfloat16")]
+(ONE, HALF_ALIKE, OTHER_SIZE, UNLIKE) = SPACE
+
+
+def crash(message="cut", **fields):
+    failure = {"type": "SafetensorError", "message": message, "stage": "build", "knobs": []}
+    return bad("crash", failure={**failure, **fields})
+
+
+def crashed(*pairs):
+    records = [Record(number=n, candidate=c, measurement=m) for n, (c, m) in enumerate(pairs)]
+    return same_crash(records, SPACE)
+
+
+def test_two_unlike_candidates_that_crash_alike_end_the_search():
+    assert crashed((ONE, crash()), (UNLIKE, crash())) == (
+        "2 candidates without a setting in common crashed alike in stage build: "
+        "SafetensorError: cut"
+    )
+    assert crashed((ONE, crash()), (OTHER_SIZE, crash())) is None, "the type may be the reason"
+    assert crashed((ONE, crash()), (OTHER_SIZE, crash()), (HALF_ALIKE, crash())) is not None
+
+
+@pytest.mark.parametrize(
+    "second", [crash("else"), crash(stage="train"), crash(knobs=["dtype"]), bad("crash"), ok(9.0)]
+)
+def test_crashes_that_differ_or_have_a_reason_do_not(second):
+    assert crashed((ONE, crash()), (UNLIKE, second)) is None
+    assert crashed((UNLIKE, second), (ONE, crash())) is None
