@@ -206,8 +206,9 @@ def _contents(model: Path) -> list[str] | None:
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in read]
 
 
-def _listing(job: Job) -> Iterator[tuple[str, int, int]]:
-    """Yield name, size and time of each file of the data."""
+def _listing(job: Job) -> Iterator[tuple[str | int, ...]]:
+    """Yield name, size, times and number of each file of the data: a copy may keep the first
+    time."""
     if isinstance(job.dataset, NoData):
         return
     root = Path(job.dataset)
@@ -215,4 +216,5 @@ def _listing(job: Job) -> Iterator[tuple[str, int, int]]:
     for file in files:
         if file.is_file():
             status = file.stat()
-            yield str(file), status.st_size, status.st_mtime_ns
+            times = status.st_mtime_ns, status.st_ctime_ns
+            yield str(file), status.st_size, *times, status.st_ino

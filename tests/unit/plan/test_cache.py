@@ -125,10 +125,15 @@ def test_data_that_changed_is_another_key(cache, job):
     file.write_text('{"text": "ab"}\n')
     os.utime(file, ns=(10**18, 10**18))
     keys.append(key(cache, job))
+    other = file.with_suffix(".new")
+    other.write_text('{"text": "cd"}\n')  # of the same size and time, as `cp -p` makes it
+    os.utime(other, ns=(10**18, 10**18))
+    other.replace(file)
+    keys.append(key(cache, job))
     (Path(job.dataset) / "deeper").mkdir()
     (Path(job.dataset) / "deeper" / "test.jsonl").write_text("")
     keys.append(key(cache, job))
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 5
     alone = job.model_copy(update={"dataset": str(file)})
     assert key(cache, alone) not in (None, *keys)
 
