@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.facts.model_files import locate_model, probed_weights
+from autotune.facts.model_files import check_weights, locate_model, probed_weights
 from autotune.job.methods import METHODS
 
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
@@ -92,6 +92,7 @@ def survey_model(
         what = f"transformers has no {error} that its config.json names"
         hint = "correct the config, or install another version"
         raise user_error(what, where=path, hint=hint) from None
+    check_weights(path, revision)
     positions, fixed_positions = _positions(model)
     return ModelFacts(
         name=name,

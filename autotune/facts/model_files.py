@@ -4,6 +4,8 @@ The functions here import huggingface_hub and run in a child process only.
 """
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -155,6 +157,35 @@ def refuse_pickles(path: str, revision: str | None = None) -> None:
     )
 
 
+def check_weights(path: str, revision: str | None = None) -> None:
+    """Refuse weights that are cut, damaged or not all there, by the headers of their files.
+
+    Raises:
+        UserError: the first such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(path) if Path(path).is_dir() else _cached(path, revision)
+    if folder is None:
+        return
+    # The hub gives the index of weights that it is not asked for, too.
+    names, tensors, listed = {file.name for file in folder.glob(_WEIGHTS[0])}, set(), {}
+    index = where = folder / "model.safetensors.index.json"
+    try:
+        if names and "model.safetensors" not in names and index.exists() and folder == Path(path):
+            listed = json.loads(index.read_bytes())["weight_map"]
+        for name in sorted({*names, *listed.values()}):
+            where = folder / name
+            with safe_open(where, framework="np") as file:
+                tensors.update(file.keys())
+        if lost := set(listed) - tensors:
+            raise ValueError(f"no file has the tensor {min(lost)}")
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"holds no whole weights: {error}"
+        hint = "copy the file again; for a plan its config.json is enough"
+        raise user_error(what, where=str(where), hint=hint) from None
+
+
 def _hub_weights_cached(name: str, revision: str | None) -> bool:
     folder = _cached(name, revision)
     return folder is not None and has_weights(folder)
@@ -203,6 +234,9 @@ COUNTS = {
 }
 """Fields of what is made one by one, and the most there may be of it: years of layers else."""
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ABOVE_ZERO = re.compile(r"\w+_norm_eps(ilon)?|rope_theta|factor")
+
 
 KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 """Fields that transformers takes a kernel's name from, or the repository of one."""
@@ -243,10 +277,34 @@ def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
             what = f"`{name}` names code of a hub, which may be harmful"
             hint = "leave it out there; a job may choose: `fixed: {attn_implementation: ...}`"
             yield Problem(where=file, what=what, hint=hint)
+    yield from _range_problems(data, file)
     sections = {"": data, "text_config": data.get("text_config")}
     for name, section in sections.items():
         if isinstance(section, Mapping):
             yield from _size_problems(section, file, f"{name}." if name else "")
+
+
+def _range_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
+    """Yield numbers with which a model computes nothing."""
+    sections = [data]
+    while sections:
+        section = sections.pop()
+        sections += [value for value in section.values() if isinstance(value, Mapping)]
+        experts = next((section[name] for name in _EXPERTS if section.get(name)), math.inf)
+        for name, value in section.items():
+            rule = ""
+            if type(value) not in (int, float):
+                continue
+            if abs(value) == math.inf or value != value:
+                rule = "finite"
+            elif "dropout" in name and not 0 <= value < 1:
+                rule = "at least 0 and below 1"
+            elif _ABOVE_ZERO.fullmatch(name) and value <= 0:
+                rule = "above 0"
+            elif name == "num_experts_per_tok" and type(experts) is int and value > experts:
+                rule = f"at most the {experts} experts"
+            if rule:
+                yield Problem(where=file, what=f"`{name}: {json.dumps(value)}` must be {rule}")
 
 
 def _size_problems(section: Mapping[str, Any], file: str, prefix: str) -> Iterator[Problem]:

@@ -125,11 +125,16 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
         text_columns = {"prompt", "completion", "chosen", "rejected", "label"}
     if METHODS[method].online:
         text_columns = {"prompt"}
-    for name in text_columns & columns:
-        if None in rows[name][:]:
-            raise ValueError(f"`{name}` of row {rows[name][:].index(None)} is null")
-    if METHODS[method].online:
-        _check_prompts(rows["prompt"][:])
+    for name in sorted({*text_columns, "messages", "conversations"} & columns):
+        for index, value in enumerate(rows[name][:]):
+            if value is None:
+                raise ValueError(f"`{name}` of row {index} is null")
+            fits = isinstance(value, str) or (name != text_field and _is_chat(value))
+            if name in (*_TURNS, text_field) and not fits:
+                what = "neither text nor a list of messages"
+                raise ValueError(f"the `{name}` of row {index} is {what}")
+    if METHODS[method].online and not any(rows["prompt"][:]):
+        raise ValueError("every `prompt` is empty")
 
 
 def check_template(method: str, rows: Any, tokenizer: Any, training: dict[str, Any]) -> None:
@@ -154,15 +159,6 @@ def check_template(method: str, rows: Any, tokenizer: Any, training: dict[str, A
 
 def _is_chat(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-
-
-def _check_prompts(prompts: list[Any]) -> None:
-    """Refuse empty prompts: there is nothing to go on from."""
-    for index, prompt in enumerate(prompts):
-        if not isinstance(prompt, str | list):
-            raise ValueError(f"the `prompt` of row {index} is neither text nor a list of messages")
-    if not any(prompts):
-        raise ValueError("every `prompt` is empty")
 
 
 def _what_is_missing(method: str, columns: list[str], text_field: str) -> str:
@@ -211,6 +207,8 @@ def check_tokens(method: str, rows: Any, vocabulary: int | None, *, sampled: boo
         UserError: a row that is empty, that has more or fewer labels than tokens, or that has an
             id beyond the vocabulary.
     """
+    import pyarrow
+
     table = rows.with_format("arrow")[:]
     for number, lengths in enumerate(table.column("lengths").to_pylist()):
         if 0 in lengths:
@@ -219,6 +217,10 @@ def check_tokens(method: str, rows: Any, vocabulary: int | None, *, sampled: boo
                 where="dataset",
                 hint="remove it, or fill it in",
             )
+    for column in table.select(METHODS[method].columns).itercolumns():
+        kind = getattr(column.type, "value_type", None)
+        if kind is not None and not pyarrow.types.is_integer(kind):
+            raise user_error(f"tokens are whole numbers, but these are {kind}", where="dataset")
     if "labels" in METHODS[method].columns:
         _check_labels(table.column("input_ids"), table.column("labels"), sampled)
     if vocabulary is None:
@@ -232,6 +234,10 @@ def _check_labels(ids: Any, labels: Any, sampled: bool) -> None:
     import pyarrow.compute
 
     tokens, labelled = (pyarrow.compute.list_value_length(column) for column in (ids, labels))
+    counted = pyarrow.compute.not_equal(pyarrow.compute.list_flatten(labels), _IGNORED)
+    if not pyarrow.compute.any(counted).as_py():
+        what = f"no token counts in the loss: all labels are {_IGNORED}, or masked"
+        raise user_error(what, where="dataset")
     number = pyarrow.compute.index(pyarrow.compute.not_equal(tokens, labelled), True).as_py()
     if number >= 0:
         raise user_error(

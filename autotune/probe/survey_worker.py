@@ -67,7 +67,7 @@ def survey(path: Path) -> None:
         problems += [
             (problem.where or stages.name, problem.what, problem.hint) for problem in error.problems
         ]
-    except Exception as error:
+    except BaseException as error:  # a panic of Rust is no Exception
         traceback.print_exc()
         problems.append((stages.name, sentence_of(error), None))
     write_json(folder.reply, reply)
@@ -93,7 +93,7 @@ class _Stages:
         self._progress.tell("surveying", stage=name)
 
 
-def sentence_of(error: Exception) -> str:
+def sentence_of(error: BaseException) -> str:
     """Return an error as a sentence; with the name of its class where that tells more."""
     message, name = " ".join(str(error).split())[:600], type(error).__name__
     if not message:
@@ -176,9 +176,10 @@ def _check_reward_model(request: SurveyRequest, path: str | None, policy: Any) -
     if path is None:
         return
     from autotune.facts.model import check_labels, model_config
-    from autotune.facts.model_files import refuse_pickles
+    from autotune.facts.model_files import check_weights, refuse_pickles
 
     trust = _trusts(request)
+    check_weights(path)
     check_labels(path, trust_remote_code=trust)
     if not request.planned and request.weights != "real":
         refuse_pickles(path)
