@@ -4,6 +4,7 @@ The rows are tokenized once per run, by TRL itself, and kept in the run folder: 
 the same rows. The functions here import datasets and TRL and run in a child process only.
 """
 
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -125,16 +126,51 @@ def load_splits(dataset: str, config: str | None) -> Any:
     """Return the splits of a hub data set, a local folder, or a folder around one file.
 
     Raises:
-        UserError: a folder's card names data elsewhere.
+        UserError: a card, or a name that is taken for a pattern, leads to data elsewhere.
     """
-    from datasets import load_dataset
+    from datasets import load_dataset, load_dataset_builder
+    from datasets.exceptions import DatasetGenerationError
 
     if Path(dataset).is_dir():
         check_card(Path(dataset))
     try:
+        files = load_dataset_builder(dataset, name=config).config.data_files or {}
+        _check_places(dataset, [str(file) for split in files.values() for file in split])
         return load_dataset(dataset, name=config)
     except StopIteration:  # an empty file
         raise ValueError("the data has no rows") from None
+    except (DatasetGenerationError, ValueError) as error:
+        raise _unreadable(dataset, error) from error.__cause__
+
+
+def _unreadable(dataset: str, error: Exception) -> Exception:
+    """Return why data cannot be read: the first of their lines that holds no row, else the reason
+    that their reader had."""
+    for file in sorted(Path(dataset).rglob("*.jsonl")):
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    row = json.loads(line.decode().strip() or "{}")
+                    what = "" if isinstance(row, dict) else f"it holds a {type(row).__name__}"
+                except (ValueError, RecursionError) as wrong:
+                    what = str(wrong)
+                if what:
+                    where = f"{file.resolve()}:{number}"
+                    return user_error(f"cannot be read as a row of data: {what}", where=where)
+    return ValueError(f"the data cannot be read: {error.__cause__ or error}")
+
+
+def _check_places(dataset: str, files: Sequence[str]) -> None:
+    """Refuse data that lie elsewhere than the data set's name says, before they are read."""
+    folder = Path(dataset).resolve()
+    if folder.is_dir():
+        wrong = next((file for file in files if not Path(file).is_relative_to(folder)), None)
+        wrong = wrong or next((str(file) for file in folder.rglob("*::*")), None)
+    else:
+        wrong = next((file for file in files if not file.startswith("hf://")), None)
+    if wrong is not None:
+        what = f"`{dataset}` leads to {wrong}, which is not the data set that it names"
+        raise user_error(what, where="dataset", hint="rename it, or name the folder of the data")
 
 
 def _facts(source: str, form: str, total: int, rows: Any, test_rows: int) -> DataFacts:

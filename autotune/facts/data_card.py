@@ -1,6 +1,7 @@
-"""What a data folder's card says of where its files are: they have to lie in the folder.
+"""What a data folder's card may say: where its files are, which have to lie in the folder.
 
-`datasets` follows a README.md and a .huggingface.yaml to any file of the machine, and to any host.
+`datasets` follows a README.md and a .huggingface.yaml to any file of the machine, and to any host;
+and it hands everything else that they say of a configuration to the reader of the files.
 """
 
 import re
@@ -19,6 +20,7 @@ _HEAD = re.compile(r"\s*---(?:\r\n|\r|\n)([\S\s]*?)(?:\r\n|\r|\n)---[ \t]*(?:\r\
 """As huggingface_hub finds it (`repocard.py`)."""
 _MOST_BYTES = 2**22
 _PLACES = ("data_files", "data_dir")
+_TAKEN = {"config_name", "default", "description", "version", *_PLACES}
 _ELSEWHERE = re.compile(r":|^[/~]|(?:^|[/\\])\.\.(?:[/\\]|$)")
 """A path that leaves its folder; a colon ends a scheme (`file:/x`) or begins another part."""
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError)
@@ -47,22 +49,32 @@ def check_card(folder: Path, most_bytes: int = _MOST_BYTES) -> None:
         except _NOT_YAML as error:
             what = f"its head cannot be read as YAML: {in_one_line(str(error))[:200]}"
             raise user_error(what, where=str(file), hint="correct it, or take it out") from None
-        for place in _places(data.get("configs") if isinstance(data, dict) else None):
+        for what, hint in _wrong(data.get("configs") if isinstance(data, dict) else None):
+            raise user_error(what, where=str(file), hint=hint)
+
+
+def _wrong(configs: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a card must not say, and what to do."""
+    entries = configs if isinstance(configs, list) else []
+    for name, value in [
+        entry for each in entries if isinstance(each, dict) for entry in each.items()
+    ]:
+        for place in _places(value) if name in _PLACES else ():
             if not isinstance(place, str) or _ELSEWHERE.search(place):
-                raise user_error(
-                    f"names data outside of its folder: {in_one_line(str(place))[:200]}",
-                    where=str(file),
-                    hint="put the files into the folder, and name them relative to it",
-                )
+                what = f"names data outside of its folder: {in_one_line(str(place))[:200]}"
+                yield what, "put the files into the folder, and name them relative to it"
+        is_letter = isinstance(value, str) and (len(value) == 1 or value == "\\t")
+        if name not in _TAKEN and not (is_letter and name in ("sep", "delimiter")):
+            what = f"sets `{in_one_line(str(name))[:40]}` for the reader of its data"
+            yield what, "leave it out: a card may name files, and a separator of one letter"
 
 
-def _places(data: Any, inside: bool = False) -> Iterator[Any]:
+def _places(data: Any) -> Iterator[Any]:
     """Yield every value that says where files are."""
     if isinstance(data, dict):
-        for name, value in data.items():
-            yield from _places(value, (inside and name != "split") or name in _PLACES)
-    elif isinstance(data, list):
+        data = [value for name, value in data.items() if name != "split"]
+    if isinstance(data, list):
         for value in data:
-            yield from _places(value, inside)
-    elif inside and data is not None:
+            yield from _places(value)
+    elif data is not None:
         yield data

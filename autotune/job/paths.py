@@ -1,7 +1,21 @@
 """Paths as a job file has them: relative to its folder, or names that are no paths at all."""
 
 import contextlib
+import re
 from pathlib import Path
+
+_PATTERN = re.compile(r"[][*?\x00-\x1f]|::")
+"""What `datasets` and fsspec take for a pattern or a chain of files, and vLLM of a model."""
+
+
+def no_literal(path: str) -> str | None:
+    """Return why a path, or what it leads to, is not read as it stands; None: it is."""
+    found = _PATTERN.search(path)
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        found = found or _PATTERN.search(str(Path(path).resolve()))
+    if found is None:
+        return None
+    return f"{found.string!r} has {found[0]!r} in it, so that a library may read other files"
 
 
 def resolve_path(text: str, base: Path) -> str:

@@ -16,6 +16,7 @@ from autotune.plan.cache import NO_ANSWER
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
 from autotune.process.child_server import PRELOAD, ChildServer
+from autotune.process.host_memory import meter_of_a_look
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 
@@ -136,9 +137,10 @@ def _in_child(
     folder = ChildFolder(path=path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(folder.request, task.request.plain())
-    ending = server.run(folder, WORKER, LIMITS, count.watch, cancelled=stopped)
+    meter = meter_of_a_look()
+    ending = server.run(folder, WORKER, LIMITS, count.watch, meter, cancelled=stopped)
     if ending.by_another and not folder.reply.exists() and not stopped.is_set():
-        ending = server.run(folder, WORKER, LIMITS, cancelled=stopped)
+        ending = server.run(folder, WORKER, LIMITS, host=meter, cancelled=stopped)
     count.ended()
     try:
         reply = EstimateReply.from_plain(read_json(folder.reply))

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.errors import AutotuneError, Problem, UserError, machine_error, user_error
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
-from autotune.facts.host import KEPT_FREE, host
+from autotune.facts.host import host
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job, NoData
 from autotune.job.methods import METHODS
@@ -16,7 +16,7 @@ from autotune.plain_data import NONSENSE, from_plain
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import SurveyRequest
 from autotune.process.child_server import ChildServer
-from autotune.process.host_memory import HostMeter
+from autotune.process.host_memory import meter_of_a_look
 from autotune.process.limits import Ending, Limits, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ending_of
@@ -29,6 +29,8 @@ USUAL_GROUP = 8
 """TRL's default of `num_generations`."""
 WORKER = "autotune.probe.survey_worker:survey"
 WALL_S = 3600.0
+HUB_BYTES = 2**34
+"""The size that data of a hub are taken to have."""
 STALL_S, HUB_S = 60.0, 300.0
 """Without progress, idle or computing; idle the second where a hub is asked, which may be slow."""
 
@@ -45,6 +47,7 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
         UserError: the model, the data or a training field cannot be used.
         MachineError: the device that was asked for is not there.
     """
+    run.check_name()
     problem = stack.missing(job.method)
     if problem is not None:
         raise user_error(problem, where="method", hint="pip install trl==1.12.0, or another method")
@@ -112,14 +115,14 @@ def _survey_in_child(
     )
     write_json(folder.request, request.plain())
     is_local = all(Path(name).exists() for name in (job.model, request.dataset) if name)
-    limits = Limits(wall_s=WALL_S, stall_s=STALL_S if is_local else HUB_S, busy_s=STALL_S)
-    most = int(host().free_bytes * (1 - KEPT_FREE))
-    ending = server.run(folder, WORKER, limits, host=HostMeter(most, ranks=False))
+    stall_s, silent_s = (STALL_S, HUB_S) if is_local else (HUB_S, WALL_S)
+    limits = Limits(wall_s=WALL_S, stall_s=stall_s, busy_s=STALL_S, silent_s=silent_s)
+    ending = server.run(folder, WORKER, limits, host=meter_of_a_look(_size(request.dataset)))
     whole = None if planned else f"the whole message is in {folder.stderr}"
     try:
         model, data = read_survey_reply(read_json(folder.reply), whole)
     except NONSENSE:
-        raise _without_answer(ending, folder, most, keeps_log=not planned) from None
+        raise _without_answer(ending, folder, keeps_log=not planned) from None
     if job.training.get("eval_strategy", "no") != "no" and data.source:
         _check_test_split(job, data.test_rows)
     return model, data
@@ -144,16 +147,23 @@ def read_survey_reply(reply: Any, hint: str | None) -> tuple[ModelFacts, DataFac
     return from_plain(ModelFacts, reply["model"]), from_plain(DataFacts, reply["data"])
 
 
-def _without_answer(
-    ending: Ending, folder: ChildFolder, most: int, *, keeps_log: bool
-) -> AutotuneError:
+def _size(dataset: str | None) -> int:
+    """Return the bytes that data take on the disk (a hole in a file takes none), or may take."""
+    if dataset is not None and not Path(dataset).exists():
+        return HUB_BYTES
+    files = Path(dataset).rglob("*") if dataset is not None else ()
+    return sum(512 * file.stat().st_blocks for file in files if file.is_file())
+
+
+def _without_answer(ending: Ending, folder: ChildFolder, *, keeps_log: bool) -> AutotuneError:
     """Return the error of a survey that did not come to its end. The log of a plan is gone by
     then."""
     stages = [event["stage"] for event in ending.events if "stage" in event]
     stage = stages[-1] if stages else ""
+    most = format_bytes(ending.host.limit_bytes or 0)
     what = {
         "stall": f"no progress for {STALL_S:.0f} s of looking at it: autotune gave up",
-        "host": f"looking at it took more than {format_bytes(most)} of the host's memory",
+        "host": f"looking at it took more than {most} of the host's memory",
     }
     log = f"; its log is {folder.stderr}" if keeps_log else ""
     if stage and ending.why in what:
@@ -162,7 +172,8 @@ def _without_answer(
     if stage and ending.why == "exited" and ending.signal is not None and not ending.by_another:
         hint = f"it may be damaged, such as a JSON file whose first row is null{log}"
         name = signal_name(ending.signal)
-        return user_error(f"looking at it ended in {name}", where=stage, hint=hint)
+        held = format_bytes(ending.max_rss_bytes or 0)
+        return user_error(f"looking at it ended in {name}, holding {held}", where=stage, hint=hint)
     return machine_error(
         f"looking at the model and the data failed (exit code {ending.exit_code}, signal "
         f"{ending.signal}, {ending.why}){ending_of(folder.stderr)}",

@@ -358,6 +358,8 @@ class ChildWatch:
         progress_at, processor_s = self._progress_at
         if not self._events or now - progress_at <= self._limits.busy_s:
             return False
+        if now - progress_at > self._limits.silent_s:
+            return True
         return session_processor_seconds(self._pid) - processor_s > self._limits.busy_s
 
     def _count_session(self, now: float) -> None:

@@ -14,10 +14,12 @@ Never seen with CUDA, whose driver decides how pinned memory is mapped (`docs/un
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.facts.host import KEPT_FREE, host
 from autotune.process.proc import resident_bytes, session_members
 
 EVERY_S = 0.25
@@ -25,6 +27,8 @@ GROWN = 1.005
 """By how much resident sizes have to grow before the pages are counted again."""
 LOADED = ("step", "micro_step")
 """The first of these events ends loading: model, trainer and what divides them are there."""
+LOOK_BYTES = 3 * 2**30
+"""What a look takes at most beside the size of the data; a GiB more is held before it is seen."""
 _COUNTED_FIELDS = ("Anonymous", "Pss_File", "Pss_Shmem")
 
 
@@ -58,16 +62,26 @@ class HostUse:
         return "training" if (self.training_bytes or 0) > (self.loading_bytes or 0) else "loading"
 
 
+def meter_of_a_look(data_bytes: int = 0) -> "HostMeter":
+    """Return what ends a process that looks at a model and its data where it takes more of its own
+    than the size of the data and `LOOK_BYTES`, or than is free."""
+    free_bytes = int(host().free_bytes * (1 - KEPT_FREE))
+    return HostMeter(min(LOOK_BYTES + data_bytes, free_bytes), ranks=False, fields=("Anonymous",))
+
+
 class HostMeter:
     """Watches the processes of one probe.
 
     Args:
         limit_bytes: what they may take together; None: any amount.
         ranks: whether the first process only waits for the others, and does not count.
+        fields: the pages that count.
     """
 
-    def __init__(self, limit_bytes: int | None, *, ranks: bool) -> None:
-        self._limit, self._ranks = limit_bytes, ranks
+    def __init__(
+        self, limit_bytes: int | None, *, ranks: bool, fields: Sequence[str] = _COUNTED_FIELDS
+    ) -> None:
+        self._limit, self._ranks, self._fields = limit_bytes, ranks, fields
         self._next = 0.0
         self._resident = 0.0
         self._loaded = False
@@ -101,18 +115,18 @@ class HostMeter:
         if resident <= GROWN * self._resident:
             return
         self._resident = resident
-        total = sum(own_bytes(pid) for pid in members)
+        total = sum(own_bytes(pid, self._fields) for pid in members)
         self._peaks[self._loaded] = max(self._peaks.get(self._loaded, 0), total)
 
 
-def own_bytes(pid: int) -> int:
+def own_bytes(pid: int, fields: Sequence[str] = _COUNTED_FIELDS) -> int:
     """Return the bytes that a process takes of the host, as a fresh one would; 0 once it is
     gone."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
         return resident_bytes(pid) or 0
-    sizes = dict.fromkeys(_COUNTED_FIELDS, 0)
+    sizes = dict.fromkeys(fields, 0)
     for line in text.splitlines():
         name, _, amount = line.partition(":")
         if name in sizes:

@@ -31,6 +31,8 @@ class Limits:
     busy_s: float = float("inf")
     """Seconds of processor time without progress after which a child that has reported some counts
     as hung, too."""
+    silent_s: float = float("inf")
+    """The same, whether it computes or waits for a core."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.job.paths import no_literal
 from autotune.process.files import (
     finish_replacement,
     make_executable,
@@ -227,8 +228,9 @@ class RunFolder:
         """Refuse a folder that is neither new nor empty: no run begins there.
 
         Raises:
-            UserError: something is there already.
+            UserError: something is there already, or data in it would be read elsewhere.
         """
+        self.check_name()
         if os.path.lexists(self.path) and self.path.is_dir():
             names = {entry.name for entry in self.path.iterdir()} - {LOCK}
             if names <= {*_DRAFTS, *([self.job.name, self.script.name] if _BEGUN in names else [])}:
@@ -257,6 +259,11 @@ class RunFolder:
                 where=str(self.path),
                 hint="name that --storage again",
             )
+
+    def check_name(self) -> None:
+        """Refuse a folder whose path libraries would take for another."""
+        if (what := no_literal(str(self.path))) is not None:
+            raise user_error(what, hint="choose another folder, or rename it")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

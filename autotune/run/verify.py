@@ -84,9 +84,11 @@ def verify(
         accept_noise: whether one launch has to do, however fast it is.
 
     Raises:
+        UserError: its data would be read elsewhere.
         MachineError: it does not hold, and others compute on its GPU, or somebody else ended it
             twice: that says nothing of it.
     """
+    run.check_name()
     stages = Stages(heard)
     if run.verification.exists():
         shutil.rmtree(run.verification)

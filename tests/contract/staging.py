@@ -28,6 +28,8 @@ class Stage:
         *,
         wall_s: float = 30.0,
         stall_s: float = 30.0,
+        busy_s: float = float("inf"),
+        silent_s: float = float("inf"),
         watch: Watcher | None = None,
         host: HostMeter | None = None,
         **settings: Any,
@@ -36,7 +38,7 @@ class Stage:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(settings)
         (self.folder.path / "settings.json").write_text(text, encoding="utf-8")
-        limits = Limits(wall_s=wall_s, stall_s=stall_s)
+        limits = Limits(wall_s=wall_s, stall_s=stall_s, busy_s=busy_s, silent_s=silent_s)
         return self.server.run(self.folder, f"stubs:{worker}", limits, watch, host)
 
     def pids(self) -> list[int]:

@@ -122,6 +122,14 @@ def talks_while_asleep(folder: Path) -> None:
         time.sleep(0.25)
 
 
+def talks_once(folder: Path) -> None:
+    """Works on in silence, with a hundredth of a core."""
+    progress(folder, b'{"event": "tick"}\n')
+    while True:
+        time.sleep(0.02)
+        sum(range(5000))
+
+
 def holds_and_sleeps(folder: Path) -> None:
     data = hold(settings(folder)["bytes"])
     time.sleep(FOREVER_S)

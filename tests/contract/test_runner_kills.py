@@ -38,6 +38,15 @@ def test_a_child_that_waits_for_its_own_busy_child_is_no_stall(stage: Stage) -> 
     assert (ending.why, ending.exit_code) == ("exited", 0)
 
 
+def test_a_child_that_works_on_without_progress_is_given_up_on_a_busy_machine_too(
+    stage: Stage,
+) -> None:
+    """It gets little of a core, so that its processor time tells nothing."""
+    ending = stage.run("talks_once", busy_s=0.5, silent_s=0.8)
+    assert (ending.why, len(ending.events)) == ("stall", 1) and ending.seconds < 5
+    assert stage.run("talks_while_asleep", busy_s=0.5, silent_s=0.8).why == "exited"
+
+
 def test_a_child_that_makes_progress_asleep_is_no_stall(stage: Stage) -> None:
     ending = stage.run("talks_while_asleep", stall_s=0.8)
     assert (ending.why, ending.exit_code, len(ending.events)) == ("exited", 0, 6)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.probe import survey
+from autotune.process import host_memory
 from tests.cpu.conftest import LLAMA, Command
 from tests.cpu.stand_ins import give_tokenizer
 from tests.cpu.test_run import write_job
@@ -123,6 +124,17 @@ def test_a_chat_template_without_end_is_given_up(
     assert told.startswith("error: dataset: no progress for 3 s of looking at it: autotune gave up")
 
 
+def test_a_chat_template_that_grows_is_given_up_by_the_size_of_the_work(
+    autotune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(autotune.folder, 3 * [{"messages": [{"role": "user", "content": "x"}]}])
+    text = "{{ '%999999999d'|format(1) }}"
+    (autotune.folder / "model" / "chat_template.jinja").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(host_memory, "LOOK_BYTES", 2**30)
+    told = autotune.refused("validate", "--space", "job.yaml")
+    assert told.startswith("error: dataset: looking at it took more than 1 GiB of the host's")
+
+
 def test_a_text_does_not_let_a_model_bring_code(autotune: Command) -> None:
     write_rows(autotune.folder, ROWS, model_type="evil", auto_map=REMOTE)
     mark = give_code(autotune.folder)
@@ -130,11 +142,10 @@ def test_a_text_does_not_let_a_model_bring_code(autotune: Command) -> None:
     space += "  trust_remote_code: {kind: recipe, values: ['no']}\n"
     (autotune.folder / "space.yaml").write_text(space, encoding="utf-8")
     job = json.loads((autotune.folder / "job.yaml").read_text(encoding="utf-8"))
-    (autotune.folder / "model" / "model.safetensors").touch()
     pins = {"trust_remote_code": "no"}
     job |= {"model": "./model", "search_space": "space.yaml", "fixed": pins}
     (autotune.folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
-    assert "contains custom code" in autotune.refused("validate", "--space", "job.yaml")
+    assert "`trust_remote_code` must be true or false" in autotune.refused("validate", "job.yaml")
     assert not mark.exists()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from autotune.cli.views.console import PlainConsole
 from autotune.errors import Problem, UserError
 from autotune.facts import facts_from_plain
 from autotune.facts.data_card import check_card
-from autotune.facts.model_files import locate_model, refuse_pickles
+from autotune.facts.model_files import check_weights, locate_model, refuse_pickles
 from autotune.plan.cache import PlanCache
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
@@ -222,6 +223,75 @@ def test_a_card_that_names_a_folder_elsewhere_is_refused(tmp_path: Path) -> None
     (tmp_path / ".huggingface.yaml").write_text(card)
     with pytest.raises(UserError, match="names data outside of its folder: /etc"):
         check_card(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["sep: '(a+)+$'", "converters: {}", "delimiter: ab"])
+def test_a_card_sets_nothing_for_the_reader_of_its_data(tmp_path: Path, entry: str) -> None:
+    card = "configs:\n- config_name: a\n  data_files: x.csv\n  sep: ';'\n"
+    (tmp_path / ".huggingface.yaml").write_text(card)
+    check_card(tmp_path)
+    (tmp_path / ".huggingface.yaml").write_text(card.replace("sep: ';'", entry))
+    with pytest.raises(UserError, match=f"sets `{entry.split(':')[0]}` for the reader"):
+        check_card(tmp_path)
+
+
+def with_header(header: Any, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+SOUND = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+LIES = {
+    "cut": with_header({"a": SOUND}, b"0" * 15),
+    "nothing": b"",
+    "no end": struct.pack("<Q", 2**63) + b"{}",
+    "no JSON": struct.pack("<Q", 4) + b"abcd",
+    "beyond": with_header({"a": {**SOUND, "data_offsets": [0, 1600]}}, b"0" * 16),
+    "shape": with_header({"a": {**SOUND, "shape": [5]}}, b"0" * 16),
+    "type": with_header({"a": {**SOUND, "dtype": "X9"}}, b"0" * 16),
+    "pickle": b"\x80\x04\x95" + b"a" * 99,
+}
+
+
+@pytest.mark.parametrize("lie", [*LIES, "a folder"])
+def test_weights_that_are_cut_or_lie_are_found(tmp_path: Path, lie: str) -> None:
+    file = tmp_path / "model-00001-of-00001.safetensors"
+    file.write_bytes(with_header({"a": SOUND}, b"0" * 16))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": file.name}}))
+    check_weights(str(tmp_path))
+    file.unlink()
+    file.mkdir() if lie == "a folder" else file.write_bytes(LIES[lie])
+    with pytest.raises(UserError, match="00001.safetensors: holds no whole weights: "):
+        check_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 5}', '{"weight_map": {"a": 5}}'])
+def test_an_index_of_weights_names_what_is_there(tmp_path: Path, text: str) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(text)
+    check_weights(str(tmp_path))  # a plan needs none
+    (tmp_path / "a.safetensors").write_bytes(with_header({"a": SOUND}, b"0" * 16))
+    with pytest.raises(UserError, match="holds no whole weights: "):
+        check_weights(str(tmp_path))
+    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "a.safetensors"}}))
+    with pytest.raises(UserError, match="no file has the tensor b"):
+        check_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["run[1]", "a?b", "a*", "a::b", "a\nb"])
+def test_a_path_that_could_be_read_as_another_is_refused(tmp_path: Path, name: str) -> None:
+    file = write_job(tmp_path, dataset=f"./{name}")
+    (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    for told in (
+        refused("validate", file),
+        refused("validate", file, "--set", f"dataset={tmp_path}/link"),
+    ):
+        assert "`dataset`: '" in told and "it, so that a library may read other files" in told
+    sound = write_job(tmp_path, dataset={"lengths": {"max": 8}})
+    assert "so that a library may" in refused("run", sound, "--out", tmp_path / name)
+    assert not list((tmp_path / name).iterdir())
 
 
 def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

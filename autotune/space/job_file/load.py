@@ -13,9 +13,9 @@ from autotune.facts.known_models import known_model
 from autotune.facts.stack import field_types, missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
-from autotune.job.paths import absolute_path, exists, resolve_path
+from autotune.job.paths import absolute_path, exists, no_literal, resolve_path
 from autotune.space.batch_checks import batch_problems
-from autotune.space.definition import SpaceDefinition, load_definition
+from autotune.space.definition import SpaceDefinition, knob_types, load_definition
 from autotune.space.foreign.fields import Imported
 from autotune.space.job_file.given_file import given_data
 from autotune.space.job_file.homes import of_devices
@@ -276,7 +276,7 @@ class _Loading(Draft):
         return None
 
     def _check_values(self, job: Job, definition: SpaceDefinition) -> None:
-        types = field_types(self._method.name)
+        types = knob_types(self._method.name)
         for section, name, what, hint in impossible(job, definition, types):
             self._report((section, name), what, hint)
         miscounted = list(uncounted(job))
@@ -302,8 +302,8 @@ class _Loading(Draft):
 
     def _with_paths(self, job: Job, elsewhere: bool) -> Job:
         placed = with_places(job, self._base_of)
-        for field, path in () if elsewhere else missing_places(placed):
-            self._report((field,), f"`{field}`: there is no {path}")
+        for field, what, hint in () if elsewhere else wrong_places(placed):
+            self._report((field,), f"`{field}`: {what}", hint)
         return placed
 
 
@@ -331,15 +331,18 @@ def with_places(job: Job, base_of: BaseOf) -> Job:
     return job.model_copy(update=fields)
 
 
-def missing_places(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield (field, path) of the files and folders that a job names and that do not exist.
-
-    Its paths are absolute.
-    """
+def wrong_places(job: Job) -> Iterator[tuple[str, str, str | None]]:
+    """Yield (field, what is wrong, what to do) of the files and folders that a job names, as
+    absolute paths. Of models only vLLM takes a path for a pattern."""
     for field in ("model", "dataset", "search_space", "reward_model_path"):
         path = getattr(job, field)
-        if isinstance(path, str) and path.startswith("/") and not exists(path):
-            yield field, path
+        if not (isinstance(path, str) and path.startswith("/")):
+            continue
+        if not exists(path):
+            yield field, f"there is no {path}", None
+        is_pattern = field == "dataset" or (field == "model" and job.fixed.get("use_vllm"))
+        if is_pattern and (what := no_literal(path)) is not None:
+            yield field, what, "rename it"
 
 
 def _model(name: str, base: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.process.messages import read_json
+from autotune.process.run_folder import RunFolder
 from tests.unit.builders import GIB, bad, ok
 from tests.unit.calling import call, refused
 from tests.unit.past_run import MEASUREMENTS, make_run, start_run
@@ -155,8 +156,10 @@ def test_report_shows_what_is_recommended(tmp_path):
 
 
 def test_a_folder_that_looks_like_markup_is_printed_as_it_is(tmp_path):
-    (tmp_path / "[bold]").mkdir()
-    run = make_run(tmp_path / "[bold]")
+    (tmp_path / "bold").mkdir()
+    made = make_run(tmp_path / "bold")  # none begins in a folder of the other name
+    (tmp_path / "bold").rename(tmp_path / "[bold]")
+    run = RunFolder(path=tmp_path / "[bold]" / made.path.name)
     call("emit", run.path)
     stored = read_json(run.recommendation)
     stored["reasons"] = ["faster than [red]that[/red]"]

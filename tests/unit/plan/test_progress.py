@@ -19,7 +19,7 @@ from tests.unit.plan.test_plan import SilentServer, tasks
 class TellingServer(SilentServer):
     """Its children tell of each point but the last, as real ones may when they end."""
 
-    def run(self, folder, worker, limits, watch=None, cancelled=None):
+    def run(self, folder, worker, limits, watch=None, host=None, cancelled=None):
         if watch is None:  # tried again, as somebody else ended it: nothing is counted twice
             return super().run()
         points = self.points.pop(0)
