@@ -4,8 +4,6 @@ The functions here import huggingface_hub and run in a child process only.
 """
 
 import json
-import math
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -234,9 +232,6 @@ COUNTS = {
 }
 """Fields of what is made one by one, and the most there may be of it: years of layers else."""
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_ABOVE_ZERO = re.compile(r"\w+_norm_eps(ilon)?|rope_theta|factor")
-
 
 KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 """Fields that transformers takes a kernel's name from, or the repository of one."""
@@ -277,34 +272,10 @@ def config_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
             what = f"`{name}` names code of a hub, which may be harmful"
             hint = "leave it out there; a job may choose: `fixed: {attn_implementation: ...}`"
             yield Problem(where=file, what=what, hint=hint)
-    yield from _range_problems(data, file)
     sections = {"": data, "text_config": data.get("text_config")}
     for name, section in sections.items():
         if isinstance(section, Mapping):
             yield from _size_problems(section, file, f"{name}." if name else "")
-
-
-def _range_problems(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
-    """Yield numbers with which a model computes nothing."""
-    sections = [data]
-    while sections:
-        section = sections.pop()
-        sections += [value for value in section.values() if isinstance(value, Mapping)]
-        experts = next((section[name] for name in _EXPERTS if section.get(name)), math.inf)
-        for name, value in section.items():
-            rule = ""
-            if type(value) not in (int, float):
-                continue
-            if abs(value) == math.inf or value != value:
-                rule = "finite"
-            elif "dropout" in name and not 0 <= value < 1:
-                rule = "at least 0 and below 1"
-            elif _ABOVE_ZERO.fullmatch(name) and value <= 0:
-                rule = "above 0"
-            elif name == "num_experts_per_tok" and type(experts) is int and value > experts:
-                rule = f"at most the {experts} experts"
-            if rule:
-                yield Problem(where=file, what=f"`{name}: {json.dumps(value)}` must be {rule}")
 
 
 def _size_problems(section: Mapping[str, Any], file: str, prefix: str) -> Iterator[Problem]:
