@@ -13,16 +13,27 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from autotune.errors import AutotuneError, MachineError, Problem, UserError, user_error
+from autotune.plain_data import NONSENSE, from_plain
 
 _T = TypeVar("_T")
 Kind = Literal["plan", "run"]
 Work = dict[str, Any]
 Event = dict[str, Any]
 """`number` (from 1 on), `utc`, `kind`, `data`; of the kind `line`, `data` has a `text`."""
+_WORK: dict[str, Any] = {"kind": Kind, "id": str}
+_DETAILS = _WORK | {"state": str, "events": int, "files": list[str], "result": dict | None}
+_DETAILS |= dict.fromkeys(("ahead", "exit_code"), int | None)
+_DETAILS |= dict.fromkeys(("text", "error"), str | None)
+_EVENT: dict[str, Any] = {"number": int, "kind": str, "data": dict}
+_REFUSAL: dict[str, Any] = {"detail": str, "errors": list[Problem]}
+"""What is read of an answer, here and by `--server`."""
 TOKEN = "AUTOTUNE_TOKEN"
-_TIMEOUTS_S = (10.0, 60.0)
+_TIMEOUTS_S, _WHOLE_S, _MOST_BYTES = (10.0, 60.0), 300.0, 2**26
+"""Of a connection, and of the next byte or the next line of a stream; of a whole answer, and how
+large it, or a line, may be."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _HERE = ("127.0.0.1", "localhost", "::1")
 _WHERE = "look whether this is the URL of `autotune serve`, and whether it runs"
@@ -57,6 +68,7 @@ class Client:
         self._session.auth = lambda request: request
         if token := token or os.environ.get(TOKEN):
             self._session.headers["Authorization"] = f"Bearer {token}"
+        self._session.headers["Accept-Encoding"] = "identity"  # nothing small grows
         self._session.trust_env = parts.hostname not in _HERE  # no proxy leads to this machine
 
     def submit(self, kind: Kind, job: str | Mapping[str, Any], **options: Any) -> Work:
@@ -67,11 +79,11 @@ class Client:
             options: `model_config_json`, a config.json that the job names as `model: config.json`;
                 `device`, `devices`, `nodes` and `stack` of a plan; `priority`, `parent`.
         """
-        return self._json("POST", f"{kind}s", json={"job": job, **options})
+        return self._json(_WORK, "POST", f"{kind}s", json={"job": job, **options})
 
     def get(self, kind: Kind, id: str) -> Work:
         """Return a plan or a run, with what it came to."""
-        return self._json("GET", f"{kind}s/{id}")
+        return self._json(_DETAILS, "GET", f"{kind}s/{id}")
 
     def list(self, kind: Kind, **filters: Any) -> dict[str, Any]:
         """Return a page of them, the newest first: `items`, `page`, `pages`, `total`.
@@ -79,7 +91,7 @@ class Client:
         Args:
             filters: `state`, `method`, `text`, `submitter`, `page`, `per_page`.
         """
-        return self._json("GET", f"{kind}s", params=filters)
+        return self._json({"items": list}, "GET", f"{kind}s", params=filters)
 
     def follow(self, work: Work, after: int = 0) -> Iterator[Event]:
         """Yield the events after a number as they come, to the end of the work: each once, in
@@ -98,23 +110,23 @@ class Client:
 
     def cancel(self, work: Work) -> Work:
         """End a work: at once where it waits, else as Ctrl-C does."""
-        return self._json("POST", f"{_path(work)}/cancel", json={})
+        return self._json(_DETAILS, "POST", f"{_path(work)}/cancel", json={})
 
     def resume(self, work: Work) -> Work:
         """Go on with a run that was cancelled, failed or measured nothing."""
-        return self._json("POST", f"{_path(work)}/resume", json={})
+        return self._json(_DETAILS, "POST", f"{_path(work)}/resume", json={})
 
     def delete(self, work: Work) -> None:
         """Forget a work that has ended, and its folder."""
-        self._answer("DELETE", _path(work), headers={"Content-Type": "application/json"})
+        self._whole("DELETE", _path(work), headers={"Content-Type": "application/json"})
 
     def bundle(self, work: Work) -> bytes:
         """Return the files of the answer, a ZIP file with a folder `bundle`."""
-        return self._answer("GET", f"{_path(work)}/bundle.zip").content
+        return self._whole("GET", f"{_path(work)}/bundle.zip")
 
     def report(self, work: Work) -> str:
         """Return what `autotune report` prints of a run."""
-        return self._answer("GET", f"{_path(work)}/report").content.decode()
+        return self._whole("GET", f"{_path(work)}/report").decode(errors="replace")
 
     def _patiently(self, attempt: Callable[[], Iterator[_T]]) -> Iterator[_T]:
         """Yield what attempts bring until one goes through; patience begins anew with all that
@@ -137,57 +149,90 @@ class Client:
         """Yield the events that come by one connection; None: a sign of life."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         path = f"{_path(work)}/events"
-        with self._answer("GET", path, headers=headers, stream=True) as answer:
-            try:
-                if headers["Accept"] not in answer.headers.get("Content-Type", ""):
-                    raise self._refusal(answer)
-                for line in answer.iter_lines(chunk_size=None):
-                    if line == b"event: end":
-                        return
-                    event = json.loads(line[5:]) if line.startswith(b"data:") else None
-                    number = event["number"] if event else after
-                    if number > after + 1:
-                        raise self._away("an event is missing")
-                    yield event if number > after else None
-                    after = max(after, number)
-            except (requests.RequestException, ValueError) as error:  # in the middle of a line
-                raise self._away(type(error).__name__) from None
+        answer, begun = self._answer("GET", path, headers=headers), b""
+        if headers["Accept"] not in answer.headers.get("Content-Type", ""):
+            raise self._refusal(answer)
+        for chunk in self._chunks(answer, lines=True):
+            *lines, begun = (begun + chunk).split(b"\n")
+            for line in lines:
+                if line == b"event: end":
+                    return
+                event = self._parsed(_EVENT, line[5:]) if line.startswith(b"data:") else None
+                if event and event["kind"] == "line" and type(event["data"].get("text")) is not str:
+                    raise self._strange("a line without a text")
+                number = event["number"] if event else after
+                if number > after + 1:
+                    raise self._away("an event is missing")
+                yield event if number > after else None
+                after = max(after, number)
         raise self._away("the connection was lost")
 
-    def _json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-        answer = self._answer(method, path, **arguments)
+    def _json(self, shape: dict[str, Any], method: str, path: str, **arguments: Any) -> Work:
+        return self._parsed(shape, self._whole(method, path, **arguments))
+
+    def _parsed(self, shape: dict[str, Any], text: bytes, status: int = 200) -> dict[str, Any]:
+        """Return JSON data; a service is trusted no more than a file is."""
         try:
-            return dict(answer.json())
-        except (ValueError, TypeError):
-            raise self._refusal(answer) from None
+            data: dict[str, Any] = json.loads(text)
+            for name, kind in shape.items():
+                from_plain(kind, data[name])
+        except (*NONSENSE, RecursionError) as error:
+            raise self._strange(f"{type(error).__name__}: {error}", status) from None
+        return data
+
+    def _strange(self, why: str, status: int = 200) -> MachineError:
+        what = f"it answered {status}, and not as the service does: {why}"
+        return MachineError(Problem(where=self.url, what=what, hint=_WHERE))
+
+    def _whole(self, method: str, path: str, **arguments: Any) -> bytes:
+        """Return the body of an answer, if it is what was asked for."""
+        return b"".join(self._chunks(self._answer(method, path, **arguments)))
+
+    def _chunks(self, answer: requests.Response, lines: bool = False) -> Iterator[bytes]:
+        """Yield a body as it comes. It has an end, or its `lines` have."""
+        most_s, size = _TIMEOUTS_S[1] if lines else _WHOLE_S, 0
+        until = time.monotonic() + most_s
+        try:
+            with answer:
+                while chunk := answer.raw.read1(2**16):
+                    if lines and b"\n" in chunk:
+                        until, size = time.monotonic() + most_s, 0
+                    size += len(chunk)
+                    if size > _MOST_BYTES:
+                        raise self._strange(f"more than {_MOST_BYTES} bytes")
+                    if time.monotonic() > until:
+                        raise self._away(f"it came to no end in {most_s:g} s")
+                    yield chunk
+        except (HTTPError, OSError) as error:
+            raise self._away(type(error).__name__) from None
 
     def _answer(self, method: str, path: str, **arguments: Any) -> requests.Response:
-        """Return what the service answers, if it is what was asked for."""
-        arguments |= {"timeout": _TIMEOUTS_S, "allow_redirects": False}
+        """Return what the service answers, if it is what was asked for; its body is yet to come."""
+        arguments |= {"timeout": _TIMEOUTS_S, "allow_redirects": False, "stream": True}
         try:
             answer = self._session.request(method, f"{self.url}/api/v1/{path}", **arguments)
-            if answer.status_code >= 300:
-                raise self._refusal(answer)  # reads what a broken connection may have cut
         except requests.RequestException as error:
             raise self._away(type(error).__name__) from None
+        if answer.status_code >= 300:
+            raise self._refusal(answer)
         return answer
 
     def _refusal(self, answer: requests.Response) -> AutotuneError:
         """Return what the service has against a request; or that it is another's answer."""
-        status, hint = answer.status_code, None
+        status, hint, body = answer.status_code, None, b"".join(self._chunks(answer))
         try:
-            document = answer.json()
-            problems = [Problem(**each) for each in document["errors"]]
+            document = self._parsed(_REFUSAL, body, status)
+            problems = from_plain(list[Problem], document["errors"])
             problems = problems or [Problem(where="", what=document["detail"])]
             if status < 500 and status not in _OF_THE_SERVICE:
                 return UserError(*problems)
             if status == 401:
                 hint = f"put a user's token into the variable {TOKEN}"
-        except (ValueError, KeyError, TypeError):
-            what, hint = f"it answered {status}, and not as the service does", _WHERE
+        except MachineError as error:
+            problems = list(error.problems)
             if to := answer.headers.get("Location"):
                 what, hint = f"it sends on to {to}", "give that URL, if it is right"
-            problems = [Problem(where=self.url, what=what)]
+                problems = [Problem(where=self.url, what=what)]
         problems = [replace(p, where=p.where or self.url, hint=hint or p.hint) for p in problems]
         return (_Away if status >= 500 or status == 429 else MachineError)(*problems)
 

@@ -165,9 +165,12 @@ def _export(name: str, value: str) -> str:
     return f'[ -n "${{{name}+set}}" ] || {name}={shlex.quote(value)}\nexport {name}\n'
 
 
-def trains(method: Method) -> str:
+def trains(method: Method, sharding: Sharding) -> str:
     """Return the module that accelerate starts, as arguments."""
     script = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
+    if sharding.distributed_type == DEEPSPEED:  # accelerate adds that folder to PYTHONPATH
+        variable = 'PYTHONPATH="${PYTHONPATH-}"'
+        script = f'--no_python env {variable} "${{PYTHON:-$python}}" -u \\\n    {script}'
     return f'{script} --config "$here/{method.config_file}" "$@"'
 
 
@@ -215,11 +218,12 @@ def launch_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 {first}{_devices(environment, sharding.num_processes, split)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {lines}\
-    {trains(method)}
+    {trains(method, sharding)}
 """
 
 
@@ -256,6 +260,7 @@ def nodes_script(
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 machine_rank="${{MACHINE_RANK:-FILL_IN}}"  # FILL_IN: 0 on the first machine, 1 on the second ...
 main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the first machine
 nodes="${{NODES:-{machine_count}}}"
@@ -270,7 +275,7 @@ exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --machine_rank "$machine_rank" \\
     --main_process_ip "$main_address" \\
     --main_process_port "${{MAIN_PORT:-29500}}" \\
-    {trains(method)}
+    {trains(method, sharding)}
 """
 
 

@@ -80,6 +80,7 @@ def serve_script(
 set -euo pipefail
 python={shlex.quote(python)}
 {_gpus(facts, split)}{_NO_SHARED_GPU}\
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${{PYTHON:-$python}}" -m vllm.entrypoints.cli.main serve {_quoted(config)} \\
     --host {shlex.quote(str(config.get("vllm_server_host", "127.0.0.1")))} \\

@@ -49,6 +49,10 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> None:
+        while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass  # of the three streams it was closed: a file of ours would take its place
+        os.close(number)
+        sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _end_with_terminal()
         try:

@@ -53,7 +53,7 @@ def _described(gpus: tuple[Any, ...]) -> dict[str, Any]:
     del versions["training_fields"]
     return {
         "autotune": __version__,
-        "platform": platform.platform(),
+        "platform": "-".join([platform.system(), platform.release(), platform.machine()]),
         "stack": versions,
         "devices": to_plain([devices.cpu(), *gpus], list[devices.DeviceFacts]),
     }

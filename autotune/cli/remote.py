@@ -21,6 +21,7 @@ from autotune.errors import (
     EXIT_NOTHING_FITS,
     EXIT_NOTHING_MEASURED,
     EXIT_USER,
+    AutotuneError,
     Problem,
     UserError,
     machine_error,
@@ -89,11 +90,12 @@ def plan_there(
     work = client.submit("plan", **sent, **options)
     _say_where(client, work)
     done = _followed(client, work, _say_line)
-    if sent["model_config_json"] is not None and done["result"]:
-        done["result"]["model"]["name"] = model  # there it is the file that came along
+    result = done["result"] or {}
+    if sent["model_config_json"] is not None and isinstance(result.get("model"), dict):
+        result["model"]["name"] = model  # there it is the file that came along
     if emit is not None and "bundle.zip" in done["files"]:
         unpack(client.bundle(work), emit)
-        done["result"]["bundle"] = str(emit.absolute())
+        result["bundle"] = str(emit.absolute())
     code = _print_result(done, as_json)
     if emit is None or code != EXIT_DONE:
         return code
@@ -175,16 +177,17 @@ def unpack(data: bytes, folder: Path) -> None:
         size = sum(entry.file_size for entry in entries)
         if len(entries) > _MOST_FILES or size > _MOST_BYTES:
             raise machine_error("the bundle from the service is too large", where=where)
-        places = [_place(entry, folder) for entry in entries]
-        for entry, place in zip(entries, places, strict=True):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(archive.read(entry))
-            if entry.external_attr >> 16 & stat.S_IXUSR:
-                make_executable(place)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise machine_error(
-            f"the bundle from the service cannot be read: {error}", where=where
-        ) from None
+        files = [(_place(entry, folder), entry, archive.read(entry)) for entry in entries]
+    except AutotuneError:
+        raise
+    except Exception as error:  # of zipfile, and of three that decompress
+        what = f"the bundle from the service cannot be read: {error or type(error).__name__}"
+        raise machine_error(what, where=where) from None
+    for place, entry, content in files:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+        if entry.external_attr >> 16 & stat.S_IXUSR:
+            make_executable(place)
 
 
 def _place(entry: zipfile.ZipInfo, folder: Path) -> Path:

@@ -117,7 +117,7 @@ def _cpu_name() -> str:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return platform.machine()
 
 
 @contextlib.contextmanager

@@ -103,11 +103,10 @@ class ChildServer:
         if kept := take(self._preload, self._surroundings):
             self._process, self.fresh, self.import_s = kept.process, kept.fresh, kept.import_s
             return
-        # -P: the folder that the user stands in may hold a `datasets.py`.
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=private_opener) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "autotune.process.forkserver", *self._preload],
+                [sys.executable, "-m", "autotune.process.forkserver", *self._preload],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -263,6 +262,8 @@ def child_environment() -> dict[str, str]:
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        # The folder that the user stands in may hold a `datasets.py`.
+        "PYTHONSAFEPATH": "1",
         # Torch asks NVML whether there is a GPU, and does not start CUDA to find out.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # A checkpoint that is a pickle is read as tensors alone: nothing in it is run.

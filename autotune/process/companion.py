@@ -18,6 +18,8 @@ from autotune.process.niceness import stand_back
 from autotune.process.proc import resident_bytes
 
 NICENESS = 5
+SAFE = {"PYTHONSAFEPATH": "1"}
+"""They, and what they start, import nothing from the folder that one stands in."""
 
 
 class Companion:
@@ -31,10 +33,11 @@ class Companion:
     def __init__(self, module: str, arguments: Sequence[str], *, log: Path) -> None:
         with open(log, "ab", opener=private_opener) as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
+                env={**os.environ, **SAFE},
                 start_new_session=True,
             )
         stand_back(self._process.pid, NICENESS)
@@ -81,9 +84,9 @@ class Command:
         niceness: int = 0,
         guarded: bool = True,
     ) -> None:
-        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-        command = [sys.executable, "-P", "-m", "autotune", *arguments]
-        guard = [sys.executable, "-P", "-m", GUARD] if guarded else []
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **SAFE, **environment}
+        command = [sys.executable, "-m", "autotune", *arguments]
+        guard = [sys.executable, "-m", GUARD] if guarded else []
         with (
             open(output, "ab", opener=private_opener) as out,
             open(errors, "ab", opener=private_opener) as err,

@@ -205,16 +205,8 @@ def _become_worker(server: int, folder: Path, private: tuple[int, ...]) -> None:
 
 def _become_fresh(worker: str, folder: str, preload: list[str]) -> None:
     """Go on as a new interpreter: same process, group and files. Does not return."""
-    arguments = [
-        sys.executable,
-        "-P",
-        "-m",
-        "autotune.process.run_worker",
-        worker,
-        folder,
-        *preload,
-    ]
-    os.execv(sys.executable, arguments)
+    module = "autotune.process.run_worker"
+    os.execv(sys.executable, [sys.executable, "-m", module, worker, folder, *preload])
 
 
 if __name__ == "__main__":

@@ -83,3 +83,8 @@ def test_a_server_whose_run_was_broken_off_or_that_died_is_not_kept(tmp_path: Pa
 def test_by_itself_a_server_ends_with_its_use(tmp_path: Path) -> None:
     first, _ = parent_and_surroundings(tmp_path)
     assert still_running([first]) == []
+
+
+def test_what_a_child_starts_imports_nothing_from_the_users_folder_either(tmp_path: Path) -> None:
+    _, (safe, _) = parent_and_surroundings(tmp_path, "PYTHONSAFEPATH")
+    assert safe == "1"

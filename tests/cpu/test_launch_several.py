@@ -39,6 +39,8 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Of other methods: knobs, and what the job says besides."""
 COLUMNS = {"sft": ["text"], "dpo": ["prompt", "chosen", "rejected"], "grpo": ["prompt"]}
 SFTS_OWN = ("loss_type", "padding_free", "max_length")
+SHADOWED = ("torch", "yaml", "json", "accelerate", "trl")
+"""Modules that the folder of a launch has files of, too."""
 REWARD = "def length(completions, **_):\n    return [float(len(set(c))) for c in completions]\n"
 
 
@@ -130,11 +132,14 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
     seen = folder / "seen"
     seen.mkdir()
     (folder / "mine.py").write_text(REWARD, encoding="utf-8")
+    for name in SHADOWED:
+        code = f"open({str(folder / 'RAN')!r}, 'w')\nraise SystemExit('shadowed')\n"
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
     spy = Path(__file__).parent / "rank_spy"
     nodes = strategy == "zero2"  # which is launched as one machine of several
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(spy), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": str(spy),  # alone: an empty entry beside it would be the folder
         "RANK_SPY": str(seen),
         **({"CPUS_AS_GPUS": "1"} if strategy == "fsdp2" else {}),
         **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
@@ -150,6 +155,7 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
             timeout=1200,
         )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert not (folder / "RAN").exists()
     ranks = [json.loads((seen / str(rank)).read_text()) for rank in (0, 1)]
     with safe_open(folder / "trained" / "model.safetensors", "pt") as saved:
         shapes = {name: saved.get_slice(name).get_shape() for name in saved.keys()}  # noqa: SIM118

@@ -1,9 +1,12 @@
 """The client, against services that are away, cut connections off, or are none."""
 
+import contextlib
 import http.server
 import io
 import json
+import shutil
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +19,12 @@ from autotune import client
 from autotune.cli.remote import unpack
 from autotune.client import TOKEN, Client
 from autotune.errors import MachineError, UserError
+from tests.unit.calling import call
 
 WORK = {"kind": "run", "id": "0" * 16}
+DONE = {**WORK, "kind": "plan", "state": "done", "ahead": None, "exit_code": 0, "events": 1}
+DONE |= {"text": "the answer\n", "result": {"outcome": "fits"}, "error": None, "files": []}
+DEEP = b"[" * 200_000
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
@@ -185,7 +192,7 @@ def test_a_token_goes_to_its_service_only(
     (own_home / ".netrc").chmod(0o600)
     monkeypatch.setenv("AUTOTUNE_TOKEN", "of-the-environment")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    fake.answers = [says(200, {})]
+    fake.answers = [says(200, {**DONE, "items": []})]
     Client(fake.url).list("run", state="done")
     Client(fake.url, "given").get("run", WORK["id"])
     monkeypatch.delenv("AUTOTUNE_TOKEN")
@@ -244,3 +251,113 @@ def test_an_archive_writes_nothing_beside_its_folder(tmp_path: Path, name: str, 
 def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="the bundle from the service cannot be read"):
         unpack(b"<html>", tmp_path / "out")
+
+
+def test_a_damaged_archive_writes_nothing(tmp_path: Path) -> None:
+    """In each of the ways to compress: `unit/test_fuzz_readers.py` damages more."""
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        memory = io.BytesIO()
+        with zipfile.ZipFile(memory, "w", method) as file:
+            file.writestr("bundle/first", "whole " * 99)
+            file.writestr("bundle/last", "damaged " * 99)
+        data = memory.getvalue()
+        for at in range(data.rindex(b"bundle/last", 0, data.index(b"PK\1\2")) + 11, len(data)):
+            with contextlib.suppress(MachineError):
+                unpack(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :], tmp_path / "out")
+                assert (tmp_path / "out" / "first").read_text() == "whole " * 99
+                shutil.rmtree(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        *({**DONE, "id": None}, {**DONE, "ahead": "x"}, {**DONE, "files": None}, [], 5, None),
+        *({**DONE, "result": [1]}, {**DONE, "error": 5}, {**DONE, "text": {}}, {}, DEEP, b"{"),
+        {**DONE, "exit_code": 10**40},
+    ],
+    ids=lambda each: str(each)[-24:],
+)
+def test_a_work_of_another_shape_ends_a_command_in_words(
+    fake: Fake, tmp_path: Path, strange: Any
+) -> None:
+    fake.answers = [says(200, DONE), says(200, strange)]
+    refused_by_machine("plan", *FLAGS, "--server", fake.url, "--emit", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        *(5, [1], {"x": 1}, None, "\ud800"),
+        *({"number": 1, "kind": "line", "data": data} for data in (None, {}, {"text": 5}, [])),
+        {"number": "1", "kind": "line", "data": {"text": ""}},
+        {"number": 1, "kind": None, "data": {"text": ""}},
+    ],
+    ids=str,
+)
+def test_an_event_of_another_shape_ends_a_command_in_words(fake: Fake, strange: Any) -> None:
+    event = b"data: " + json.dumps(strange).encode() + b"\n\n"
+    stream = {"Content-Type": "text/event-stream"}
+    fake.answers = [says(200, DONE), says(200, DONE), says(200, event, **stream)]
+    refused_by_machine("plan", *FLAGS, "--server", fake.url)
+    fake.answers = [says(200, DONE), says(200, DONE), says(200, b"data: " + DEEP + b"\n", **stream)]
+    refused_by_machine("plan", *FLAGS, "--server", fake.url)
+
+
+def test_problems_of_another_shape_are_no_services(fake: Fake) -> None:
+    for errors in (5, [5], [{"where": 1, "what": "x"}], [{"what": []}]):
+        fake.answers = [says(422, {"detail": "no", "errors": errors})]
+        refused_by_machine("plan", *FLAGS, "--server", fake.url)
+    fake.answers = [says(422, {"detail": "no", "errors": [{"where": "", "what": "no", "x": 1}]})]
+    with pytest.raises(UserError, match="no"):
+        Client(fake.url).cancel(WORK)
+
+
+FLAGS = ("--model", "qwen2.5-7b", "--max-length", "64")
+
+
+def refused_by_machine(*arguments: object) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 3 and result.stdout == "", result.output
+    assert "error: http://127.0.0.1" in result.stderr and "Traceback" not in result.stderr
+
+
+def drips(start: bytes, each: bytes) -> Answer:
+    """What comes for ever, so much at a time."""
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        request.wfile.write(start)
+        try:
+            while True:
+                request.wfile.write(each)
+                time.sleep(0.05 if len(each) < 99 else 0)
+        except OSError:  # nobody listens any more
+            return
+
+    return answer
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+BODIES = {
+    "body": HEAD + b"\r\n",
+    "length": HEAD + b"Content-Length: 99999999999\r\n\r\n",
+    "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n7fffffff\r\n",
+}
+
+
+@pytest.mark.parametrize("start", BODIES.values(), ids=BODIES)
+def test_an_answer_without_end_is_not_waited_for(
+    fake: Fake, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_WHOLE_S", 0.3)
+    monkeypatch.setattr(client, "_TIMEOUTS_S", (1.0, 0.3))
+    monkeypatch.setattr(client, "_MOST_BYTES", 2**20)
+    caller = Client(fake.url, patience_s=0.0)
+    for each in (b"0", b"0" * 2**16):
+        fake.answers = [drips(start, each)]
+        for ask in (lambda: caller.bundle(WORK), lambda: list(caller.follow(WORK))):
+            began = time.monotonic()
+            with pytest.raises(MachineError, match="does not answer|as the service does"):
+                ask()
+            assert time.monotonic() - began < 5

@@ -1,22 +1,25 @@
-"""Models, data and replies of children that are damaged at random: facts or words, never an error
-that nobody expects, and no hang. `scripts/nightly` does it for longer.
+"""Models, data, replies of children and answers of a service that are damaged at random: facts or
+words, never an error that nobody expects, and no hang. `scripts/nightly` does it for longer.
 """
 
 import contextlib
+import http.server
 import json
 import random
 import shutil
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tqdm.std import tqdm
 
+from autotune import client
 from autotune.errors import AutotuneError, UserError, machine_error
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import ceilings_of_kind
@@ -258,3 +261,94 @@ def test_a_plans_bundle_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Monk
     assert "here it would begin" in look_at_whole.stderr
     files = [str(file.relative_to(whole)) for file in whole.rglob("*") if file.is_file()]
     assert_survived(whole, folder, sorted(files), look)
+
+
+ANSWERS = ("work.json", "details.json", "refusal.json", "events.jsonl", "bundle.zip")
+
+
+def answers(folder: Path) -> None:
+    """Of each kind of answer of a service a good one."""
+    work = {"kind": "plan", "id": "0" * 16, "state": "done", "ahead": None, "exit_code": 0}
+    work |= {"error": None, "events": 2, "result": {"model": {"name": "m"}}, "text": "answer\n"}
+    errors = [{"where": "job:3", "what": "no knob `optimm`", "hint": None}]
+    documents = {
+        "work": {"kind": "plan", "id": "0" * 16},
+        "details": {**work, "files": ["bundle.zip"]},
+        "refusal": {"detail": "1 problem", "errors": errors},
+    }
+    for name, document in documents.items():
+        write_json(folder / f"{name}.json", document)
+    events = [
+        {"number": 1, "utc": 0.0, "kind": "line", "data": {"text": "so far"}},
+        {"number": 2, "utc": 0.0, "kind": "estimated", "data": {"done": 1, "of": 2}},
+    ]
+    text = "".join(f"{json.dumps(event)}\n" for event in events)
+    (folder / "events.jsonl").write_text(text, encoding="utf-8")
+    with zipfile.ZipFile(folder / "bundle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("launch.sh", "run/job.yaml", "README.md"):
+            archive.writestr(f"bundle/{name}", f"{name} " * 99)
+
+
+class Damaged(http.server.BaseHTTPRequestHandler):
+    """A service whose answers lie in a folder."""
+
+    folder: ClassVar[Path]
+    refuses: ClassVar[bool] = False
+
+    def answer(self) -> None:
+        """What there is to say, whole; the connection ends with it."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind, body = "application/json", self.folder / "details.json"
+        if self.command == "POST":
+            body = self.folder / ("refusal.json" if self.refuses else "work.json")
+        elif self.path.endswith("bundle.zip"):
+            body = self.folder / "bundle.zip"
+        elif self.path.endswith("events"):
+            kind, body = "text/event-stream", self.folder / "events.jsonl"
+        data = body.read_bytes()
+        if body.suffix == ".jsonl":
+            data = b"".join(b"data: %s\n\n" % line for line in data.splitlines())
+            data += b"event: end\ndata: {}\n\n"
+        self.send_response(422 if self.refuses else 200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_answers_of_a_service_that_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "damaged"
+    whole.mkdir()
+    answers(whole)
+    monkeypatch.setattr(client, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(client.Client.__init__, "__kwdefaults__", {"patience_s": 0.0})
+    monkeypatch.setattr(Damaged, "folder", whole, raising=False)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Damaged)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    plan = ("plan", "--model", "qwen2.5-7b", "--max-length", "64", "--server", url, "--emit")
+
+    def look(name: str) -> None:
+        monkeypatch.setattr(Damaged, "refuses", name == "refusal.json")
+        result = call(*plan, folder / "out")
+        assert "Traceback" not in result.stderr, result.stderr
+        assert result.exit_code in (0, 1, 2, 3, 4, 130), result.exit_code
+        assert result.exit_code == 0 or not name.endswith("zip") or not (folder / "out").exists()
+
+    try:
+        folder.mkdir()
+        look("")
+        assert (folder / "out" / "run" / "job.yaml").is_file()
+        monkeypatch.setattr(Damaged, "folder", folder)
+        assert_survived(whole, folder, ANSWERS, look)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -127,11 +127,12 @@ class Panel(Live):
         width, height = self.console.size
         self._rows = []
         if width >= LEAST_WIDTH and height >= LEAST_HEIGHT:
-            for name, text in rows(self._state, time.monotonic())[: height // 2]:
-                row = Text.assemble((f"{name:<{LABEL}}", "cyan"), text)
-                row.no_wrap, row.overflow = True, "ellipsis"
-                row.truncate(width - 1, overflow="ellipsis")
-                self._rows.append(row)
+            with contextlib.suppress(*NONSENSE):  # of a worker of another version
+                for name, text in rows(self._state, time.monotonic())[: height // 2]:
+                    row = Text.assemble((f"{name:<{LABEL}}", "cyan"), text)
+                    row.no_wrap, row.overflow = True, "ellipsis"
+                    row.truncate(width - 1, overflow="ellipsis")
+                    self._rows.append(row)
         return Group(*self._rows)
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

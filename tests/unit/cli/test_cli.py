@@ -44,6 +44,25 @@ def test_every_command_has_a_page_of_help(command):
     assert result.stdout.startswith(f"Usage: autotune {command} ")
 
 
+@pytest.mark.parametrize("streams", ["<&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_as_empty_ones(tmp_path, streams):
+    """No file or pipe of ours takes their place."""
+    write_job(tmp_path)
+    for command, code in (("init new.yaml", 2), ("validate job.yaml", 0), ("init job.yaml", 2)):
+        ends = [
+            subprocess.run(
+                ["bash", "-c", f'exec "$0" -m autotune {command} {how}', sys.executable],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+            )
+            for how in ("</dev/null", streams)
+        ]
+        open_, closed = ends
+        assert (open_.returncode, closed.returncode) == (code, code)
+        assert closed.stdout in ("", open_.stdout) and closed.stderr in ("", open_.stderr)
+
+
 @pytest.mark.parametrize(
     ("shell", "line"),
     [

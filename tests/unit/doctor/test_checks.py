@@ -1,5 +1,8 @@
 """Machines, good and worse, judged by what was looked at; and disks of the real one."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,3 +264,17 @@ def test_a_disk_is_judged_where_its_folder_would_be_made(tmp_path):
     disk = disk_of("cache", tmp_path / "no" / "such", "AUTOTUNE_CACHE")
     assert disk.writable and disk.free_bytes
     assert not disk_of("cache", Path("/proc/self/no"), "AUTOTUNE_CACHE").free_bytes
+
+
+def test_the_machine_is_described_without_a_program_of_the_path(tmp_path, monkeypatch):
+    """It may hang."""
+    for name in ("uname", "gcc", "ldconfig", "lscpu"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho ran > '{tmp_path}/ran'\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    code = "from autotune.cli.doctor import _described; print(_described(()))"
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PATH": path}, capture_output=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert not (tmp_path / "ran").exists()

@@ -8,6 +8,7 @@
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 python=/opt/venv/bin/python
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 machine_rank="${MACHINE_RANK:-FILL_IN}"  # FILL_IN: 0 on the first machine, 1 on the second ...
 main_address="${MAIN_ADDRESS:-FILL_IN}"  # FILL_IN: host name or IP of the first machine
 nodes="${NODES:-2}"

@@ -4,6 +4,7 @@
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 python=/opt/venv/bin/python
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER-PCI_BUS_ID}"
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-3}"
 export TORCH_CUDNN_SDPA_DEPRIORITIZED="${TORCH_CUDNN_SDPA_DEPRIORITIZED-1}"

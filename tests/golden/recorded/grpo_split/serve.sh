@@ -24,6 +24,7 @@ for gpu in "${gpus[@]}"; do
     fi
 done
 export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${gpus[*]}")"
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 export CUDA_DEVICE_ORDER=PCI_BUS_ID VLLM_SERVER_DEV_MODE=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
 exec "${PYTHON:-$python}" -m vllm.entrypoints.cli.main serve /models/small \
     --host 127.0.0.1 \

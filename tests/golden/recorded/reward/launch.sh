@@ -4,6 +4,7 @@
 set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 python=/opt/venv/bin/python
+export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 exec "${PYTHON:-$python}" -m accelerate.commands.launch \
     --config_file "$here/accelerate.yaml" \
     --num_cpu_threads_per_process 6 \
