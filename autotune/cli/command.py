@@ -49,10 +49,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> None:
-        while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-            pass  # of the three streams it was closed: a file of ours would take its place
-        os.close(number)
-        sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+        _open_streams()
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _end_with_terminal()
         try:
@@ -64,6 +61,16 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         sys.exit(code)
 
     return body
+
+
+def _open_streams() -> None:
+    """Open on nothing what is closed of the three streams: a file of ours would take its place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _exit_code(call: Callable[[], int | None]) -> int:
