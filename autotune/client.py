@@ -209,13 +209,15 @@ class Client:
     def _answer(self, method: str, path: str, **arguments: Any) -> requests.Response:
         """Return what the service answers, if it is what was asked for; its body is yet to come."""
         arguments |= {"timeout": _TIMEOUTS_S, "allow_redirects": False, "stream": True}
+        arguments |= {"hooks": {"response": self._judge}}  # before a redirect's body is read whole
         try:
-            answer = self._session.request(method, f"{self.url}/api/v1/{path}", **arguments)
+            return self._session.request(method, f"{self.url}/api/v1/{path}", **arguments)
         except requests.RequestException as error:
             raise self._away(type(error).__name__) from None
+
+    def _judge(self, answer: requests.Response, **_: Any) -> None:
         if answer.status_code >= 300:
             raise self._refusal(answer)
-        return answer
 
     def _refusal(self, answer: requests.Response) -> AutotuneError:
         """Return what the service has against a request; or that it is another's answer."""

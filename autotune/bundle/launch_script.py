@@ -166,9 +166,9 @@ def _export(name: str, value: str) -> str:
 
 
 def trains(method: Method, sharding: Sharding) -> str:
-    """Return the module that accelerate starts, as arguments."""
+    """Return what accelerate starts, as arguments."""
     script = f'"$here/{method.own_script}"' if method.own_script else f"-m {method.script}"
-    if sharding.distributed_type == DEEPSPEED:  # accelerate adds that folder to PYTHONPATH
+    if sharding.distributed_type == DEEPSPEED:  # accelerate puts the current folder on PYTHONPATH
         variable = 'PYTHONPATH="${PYTHONPATH-}"'
         script = f'--no_python env {variable} "${{PYTHON:-$python}}" -u \\\n    {script}'
     return f'{script} --config "$here/{method.config_file}" "$@"'

@@ -66,7 +66,7 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
 def _open_streams() -> None:
     """Open on nothing what is closed of the three streams: a file of ours would take its place."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass
+        os.set_inheritable(number, True)
     os.close(number)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

@@ -121,11 +121,12 @@ def check_rows(method: str, rows: Any, text_field: str) -> None:
     if not any(names <= columns for names in column_sets):
         raise ValueError(_what_is_missing(method, rows.column_names, text_field))
     text_columns = {text_field, "prompt", "completion", "input_ids", "labels"}
+    text_columns |= {"messages", "conversations"}
     if method != "sft":
         text_columns = {"prompt", "completion", "chosen", "rejected", "label"}
     if METHODS[method].online:
         text_columns = {"prompt"}
-    for name in sorted({*text_columns, "messages", "conversations"} & columns):
+    for name in sorted(text_columns & columns):
         for index, value in enumerate(rows[name][:]):
             if value is None:
                 raise ValueError(f"`{name}` of row {index} is null")

@@ -8,7 +8,7 @@ _PATTERN = re.compile(r"[][*?\x00-\x1f]|::")
 """What `datasets` and fsspec take for a pattern or a chain of files, and vLLM of a model."""
 
 
-def no_literal(path: str) -> str | None:
+def why_not_literal(path: str) -> str | None:
     """Return why a path, or what it leads to, is not read as it stands; None: it is."""
     found = _PATTERN.search(path)
     with contextlib.suppress(OSError, RuntimeError, ValueError):

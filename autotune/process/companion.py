@@ -19,7 +19,7 @@ from autotune.process.proc import resident_bytes
 
 NICENESS = 5
 SAFE = {"PYTHONSAFEPATH": "1"}
-"""They, and what they start, import nothing from the folder that one stands in."""
+"""Companions, and what they start, import nothing from the folder that one stands in."""
 
 
 class Companion:

@@ -123,12 +123,13 @@ def refuse_links_out(folder: Path, exempt: Mapping[str, bool]) -> None:
     Raises:
         UserError: there is one.
     """
+    whole = folder.resolve()
     for place, folders, files in os.walk(folder):
         top = Path(place).relative_to(folder).parts[:1]
         if not top:
             folders[:] = [name for name in folders if not exempt.get(name)]
         for name in folders + (files if not top or top[0] not in exempt else []):
-            refuse_link_out(Path(place, name), folder.resolve() / (top or (name,))[0])
+            refuse_link_out(Path(place, name), whole / (top or (name,))[0])
 
 
 def refuse_link_out(path: Path, folder: Path) -> None:
@@ -137,7 +138,7 @@ def refuse_link_out(path: Path, folder: Path) -> None:
     Raises:
         UserError: `path` is one.
     """
-    if path.is_symlink() and not path.resolve().is_relative_to(folder):
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):
         what = "this link leads elsewhere, and autotune writes and removes files here"
         raise user_error(what, where=str(path), hint="look who made it; then remove it")
 
@@ -162,7 +163,7 @@ def refuse_used(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(place: object) -> Iterator[None]:
+def writing(place: Path) -> Iterator[None]:
     """Write what a user has named.
 
     Raises:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.job.paths import no_literal
+from autotune.job.paths import why_not_literal
 from autotune.process.files import (
     finish_replacement,
     make_executable,
@@ -262,7 +262,7 @@ class RunFolder:
 
     def check_name(self) -> None:
         """Refuse a folder whose path libraries would take for another."""
-        if (what := no_literal(str(self.path))) is not None:
+        if (what := why_not_literal(str(self.path))) is not None:
             raise user_error(what, hint="choose another folder, or rename it")
 
     @contextlib.contextmanager

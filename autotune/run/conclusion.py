@@ -189,7 +189,10 @@ def verified(session: Session, first: Recommendation) -> tuple[Recommendation, V
         session.write(following, None)
         session.listener.verifying(following)
         again = functools.partial(probe_again, session, following.chosen.candidate)
-        outcome = session.launch(following.chosen, again).among_noise(following.noise)
+        outcome, noise = session.launch(following.chosen, again), following.noise
+        if noise is None and session.options.accept_noise and outcome.was_disturbed:
+            noise = outcome.processor_wait_share
+        outcome = outcome.among_noise(noise)
         session.listener.verified(outcome)
         if outcome.holds:
             now = recommend(session.study.records(), session.allowed_bytes, passed_over)

@@ -22,6 +22,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plain_data import to_plain
 from autotune.plan.cache import PlanCache, code_version
+from autotune.probe.outcome import is_quiet
 from autotune.run.expectations import Expectations
 from autotune.search.record import Record
 from autotune.search.sampler.expected import Expected, Reading
@@ -137,6 +138,8 @@ def circumstances(job: Job, facts: Facts) -> str | None:
 def _figures(record: Record, estimate: Estimate | None) -> tuple[Any, ...] | None:
     measurement = record.measurement
     if measurement is None or measurement.outcome != "ok" or not measurement.tokens_per_s:
+        return None
+    if not is_quiet(measurement.processor_wait_share):
         return None
     expected = expected_of(estimate)
     if expected.speed is None:

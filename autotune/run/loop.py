@@ -36,8 +36,6 @@ def search(session: Session) -> str:
     pauses = 0
     while True:
         records = session.study.records()
-        if (crashes := same_crash(records, session.space.candidates)) is not None:
-            return crashes
         rule_out(session, records)
         promise, values = outlook(session, records), values_to_probe(session, records)
         reason = reason_to_stop(session, records, promise)
@@ -47,6 +45,9 @@ def search(session: Session) -> str:
         if reason is not None and (not values or room(session, records) < 1):
             return reason
         measurement = probe_again(session, values[0]) if due else probe_next(session)
+        crashed = measurement.outcome == "crash"
+        if crashed and (why := same_crash(session.study.records(), session.space.candidates)):
+            return why
         if measurement.outcome != "busy":
             pauses = 0
         elif pauses < len(PAUSES_S):

@@ -103,9 +103,10 @@ def started(run: RunFolder) -> tuple[str, Options]:
 
 def accept_noise(run: RunFolder) -> None:
     """Let the probes of a run count that ran while others took the cores."""
-    info = run.read(run.run)
-    options = dataclasses.replace(started(run)[1], accept_noise=True)
-    write_json(run.run, {**info, "options": dataclasses.asdict(options)})
+    with run.locked():
+        info = run.read(run.run)
+        options = dataclasses.replace(started(run)[1], accept_noise=True)
+        write_json(run.run, {**info, "options": dataclasses.asdict(options)})
 
 
 def open_job(

@@ -141,7 +141,9 @@ def open_script(
     limit, allowed = memory_limit(job, device), allowed_memory(job, device)
     listener.surveyed(facts, space, limit)
     expectations = unestimated(seen, facts, limit)
-    name, _ = started(run)
+    name, kept = started(run)
+    accept_noise = options.accept_noise or kept.accept_noise
+    options = dataclasses.replace(options, accept_noise=accept_noise)
     sampler = guided_sampler(space, {}, expectations.prior, allowed_bytes=allowed)
     return ScriptSession(
         job=job,

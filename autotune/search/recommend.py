@@ -99,7 +99,7 @@ def recommend(
     ranked = standings([record for record in records if record.number not in rejected_numbers])
     if not ranked:
         return _nothing_fits(records, allowed_bytes, rejected)
-    fastest, noise = ranked[0], _noise(ranked, records)
+    fastest, noise = ranked[0], _noise(records)
     # Up to the first that is no tie: a noisy candidate must not win over one known to be faster.
     group = list(takewhile(lambda c: is_tie(fastest, c), ranked))
     near_fastest = [c for c in group if c.tokens_per_s >= (1 - MAX_TIE) * fastest.tokens_per_s]
@@ -123,14 +123,10 @@ def recommend(
     )
 
 
-def _noise(ranked: Sequence[Ranked], records: Sequence[Record]) -> float | None:
-    """Return the highest share of waiting of the probes behind a ranking; None: all were quiet."""
-    numbers = {number for candidate in ranked for number in candidate.numbers}
-    shares = [
-        record.measurement.processor_wait_share or 0.0
-        for record in records
-        if record.measurement is not None and record.number in numbers
-    ]
+def _noise(records: Sequence[Record]) -> float | None:
+    """Return the highest share of waiting of the probes that count; None: all were quiet."""
+    measured = (record.measurement for record in records if record.measurement is not None)
+    shares = (m.processor_wait_share or 0.0 for m in measured if m.outcome in ("ok", "timeout"))
     noise = max(shares, default=0.0)
     return None if is_quiet(noise) else noise
 

@@ -179,6 +179,13 @@ def test_what_a_service_answers_is_named(
         Client(fake.url).cancel(WORK)
 
 
+@pytest.mark.parametrize("to", ["http://[x", "https://other.example/"])
+def test_a_redirect_is_named_and_its_body_not_read(fake: Fake, to: str) -> None:
+    fake.answers = [says(302, b"x" * 2**20, Location=to)]
+    with pytest.raises(MachineError, match="it sends on to"):
+        Client(fake.url).cancel(WORK)
+
+
 def test_a_page_in_place_of_events_is_no_service(fake: Fake) -> None:
     fake.answers = [says(200, b"<html>log in</html>", **{"Content-Type": "text/html"})]
     with pytest.raises(MachineError, match="not as the service does"):

@@ -430,6 +430,9 @@ def test_a_link_out_of_a_run_folder_is_refused_before_anything_is_touched(tmp_pa
                 assert f"{link}: this link leads elsewhere" in refused(*command, run.path)
         assert tree(tmp_path) == before
         link.unlink()
+    (run.path / "loop").symlink_to(run.path / "loop")
+    with run.locked():  # leads nowhere
+        pass
 
 
 @pytest.mark.parametrize("name", ["probes", "probes/0000", "tracking/tensorboard"])

@@ -154,7 +154,7 @@ def handle_problems(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def _bug(request: Request, _: Exception) -> Response:
         if request.method == "GET" and "id" in request.path_params:
-            detail = "a worker of another version, or one that lies, may have sent what is shown"
-            return problem_response(request, 502, f"{detail} here; the service's log says more")
+            detail = "this is a mistake of the service, or of a worker that sent what is shown here"
+            return problem_response(request, 502, f"{detail}; the service's log says more")
         detail = "this is a mistake of the service; its log says more under the id of the request"
         return problem_response(request, 500, detail)

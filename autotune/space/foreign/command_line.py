@@ -80,6 +80,7 @@ def parse_command(words: Sequence[str]) -> Command:
         config = flags.pop("config_file", None)
         command.files += [str(config)] if config is not None else []
         command.launch = command.launch.joined(of_flags(flags, launcher))
+    _read_variables(rest, command)
     _read_program(rest, command)
     end = rest.index("--") if command.tool is axolotl.TOOL and "--" in rest else len(rest)
     last, rest[end:] = rest[end + 1 :], []
@@ -141,6 +142,7 @@ def _read_program(rest: list[str], command: Command) -> None:
     """Read the program, and what its name says."""
     if rest and _program(rest[0]).startswith("python"):
         rest.pop(0)
+        rest[:1] = [] if rest[:1] == ["-u"] else rest[:1]
     if rest and rest[0] == "-m":
         rest.pop(0)
     if not rest or rest[0].startswith("-"):

@@ -13,7 +13,7 @@ from autotune.facts.known_models import known_model
 from autotune.facts.stack import field_types, missing
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
-from autotune.job.paths import absolute_path, exists, no_literal, resolve_path
+from autotune.job.paths import absolute_path, exists, resolve_path, why_not_literal
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, knob_types, load_definition
 from autotune.space.foreign.fields import Imported
@@ -341,7 +341,7 @@ def wrong_places(job: Job) -> Iterator[tuple[str, str, str | None]]:
         if not exists(path):
             yield field, f"there is no {path}", None
         is_pattern = field == "dataset" or (field == "model" and job.fixed.get("use_vllm"))
-        if is_pattern and (what := no_literal(path)) is not None:
+        if is_pattern and (what := why_not_literal(path)) is not None:
             yield field, what, "rename it"
 
 

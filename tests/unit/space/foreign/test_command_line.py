@@ -31,6 +31,14 @@ def test_trls_command() -> None:
     assert job["global_batch_size"] == 8  # TRL's default, on one device
 
 
+def test_a_bundles_own_command_is_read() -> None:
+    """With DeepSpeed Python is started by `env`."""
+    program = "--no_python env PYTHONPATH= python3 -u -m trl.scripts.sft"
+    flags = "--model_name_or_path m --dataset_name d --per_device_train_batch_size 2"
+    imported = of_command(f"accelerate launch --num_processes 2 {program} {flags}")
+    assert imported.job["method"] == "sft" and imported.job["model"] == "m"
+
+
 @pytest.mark.parametrize(
     ("launcher", "devices"),
     [
