@@ -31,8 +31,8 @@ FUZZED += "tests/unit/run/test_damaged_runs.py::test_damage_at_random_is_answere
 
 TESTS = {
     **{f"tests/{guard}": f"scripts/test --guard {guard}" for guard in GUARDS},
-    # 1000 executions a test, 10,000 together.
-    "fuzz": "env AUTOTUNE_FUZZ=1000 python -m pytest -q -n 2 --dist load -p no:cacheprovider "
+    # 2000 executions a test, 20,000 together.
+    "fuzz": "env AUTOTUNE_FUZZ=2000 python -m pytest -q -n 2 --dist load -p no:cacheprovider "
     f"-o faulthandler_timeout=7200 {FUZZED}",
     "vulnerabilities": "scripts/vulnerabilities",
 }
