@@ -19,7 +19,7 @@ from autotune.errors import machine_error, user_error
 from autotune.process.companion import Command
 from autotune.process.niceness import keep_to_last_core, session_standing_back, share_one_arena
 from autotune.process.proc import start_ticks
-from autotune.server.access.requests import SPARE, Connection
+from autotune.server.access.requests import SPARE
 from autotune.server.access.tokens import LOCAL_WORKER
 from autotune.server.app import create_app
 from autotune.server.private_folder import private_folder
@@ -78,7 +78,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http=Connection,
+                http="h11",
                 ws="none",
                 limit_concurrency=service.settings.limits.live + SPARE,
                 proxy_headers=service.settings.https,

@@ -55,8 +55,6 @@ class Limits(Strict):
     """Works that may wait, of one user."""
     live: int = Field(default=400, gt=0)
     """Pages that may follow events at once."""
-    requests_per_minute: int = Field(default=600, gt=0)
-    """Of one address that changes something (what only reads is not counted)."""
 
 
 class Retention(Strict):

@@ -9,9 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +18,7 @@ import pytest
 import requests
 
 from autotune.errors import MachineError, UserError
-from autotune.server.access.requests import HEADERS, HEADERS_S
+from autotune.server.access.requests import HEADERS, SPARE
 from autotune.server.access.tokens import Tokens
 from autotune.server.serve import _serve, local_worker
 from autotune.server.service import DATABASE
@@ -130,11 +128,11 @@ def test_pages_say_what_a_browser_may_do(service: tuple[Served, dict[str, str]])
         assert not re.search(inline, answer.text), path
 
 
-def speak(running: Served, text: bytes, wait_s: float = 30.0) -> bytes:
+def speak(running: Served, text: bytes) -> bytes:
     """What comes back for some bytes, until the connection is closed."""
     place = urlsplit(running.url)
     assert place.hostname is not None and place.port is not None
-    with socket.create_connection((place.hostname, place.port), timeout=wait_s) as connection:
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
         got = b""
         with contextlib.suppress(ConnectionError):  # it was closed before all was sent
             connection.sendall(text)
@@ -178,16 +176,12 @@ def test_an_upload_of_nobody_is_refused_before_it_comes(
     assert got.startswith(b"HTTP/1.1 413")
 
 
-@pytest.mark.nightly("service")
-def test_a_head_that_does_not_come_is_not_waited_for(
-    service: tuple[Served, dict[str, str]],
-) -> None:
-    began = time.monotonic()
-    texts = [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "]
-    with ThreadPoolExecutor(len(texts)) as callers:
-        answers = callers.map(lambda text: speak(service[0], text, 60.0), texts)
-        assert list(answers) == [b"", b""]
-    assert time.monotonic() - began < HEADERS_S + 20
+def test_connections_are_limited_in_number(service: tuple[Served, dict[str, str]]) -> None:
+    place = urlsplit(service[0].url)
+    with contextlib.ExitStack() as held:
+        for _ in range(load_settings(None).limits.live + SPARE):
+            held.enter_context(socket.create_connection((place.hostname, place.port), timeout=30))
+        assert speak(service[0], b"GET / HTTP/1.1\r\n" + HEAD + b"\r\n").startswith(b"HTTP/1.1 503")
 
 
 def test_a_second_service_does_not_take_the_port(

@@ -48,8 +48,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     file = folder / "server.yaml"
     file.write_text(
-        "names: [testserver]\n"
-        "limits: {queued: 100000, queued_each: 100000, requests_per_minute: 1000000}\n",
+        "names: [testserver]\nlimits: {queued: 100000, queued_each: 100000}\n",
         encoding="utf-8",
     )
     opened = open_service(load_settings(file), folder, CSRF)

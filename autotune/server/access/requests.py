@@ -1,15 +1,12 @@
-"""What every request passes: a time limit for its head and body, checks of its host, size and rate;
-and the headers, the id and the line in the log that it gets."""
+"""What every request passes: checks of its host and size; and the headers, the id and the line in
+the log that it gets. How often and how slowly it comes is for a proxy to limit."""
 
-import asyncio
 import ipaddress
 import json
 import logging
 import re
 import secrets
 import time
-from collections import OrderedDict
-from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException  # which FastAPI hands on where it reads a body
@@ -17,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from autotune.server.access.callers import COOKIE, bearer
 from autotune.server.api.problems import problem_response
@@ -25,10 +21,6 @@ from autotune.server.metrics import Metrics
 from autotune.server.service import Service
 from autotune.server.store.values import MOST_UPLOAD
 
-HEADERS_S = 15.0
-"""Time for the head of a request, from the start of a connection or the last answer on."""
-BODY_S = 60.0
-"""Time for all of its body."""
 SPARE = 200
 """Connections besides those that follow events."""
 POLICY = (
@@ -45,8 +37,6 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-_READS = {"GET", "HEAD", "OPTIONS"}
-_ADDRESSES = 4096
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
 API, WORKERS = "/api/v1", "/api/v1/worker/"
 UNKNOWN = 16 * 2**10
@@ -56,53 +46,12 @@ _OFTEN = ("/worker/lease", "/worker/beat", "/health", "/metrics")
 log = logging.getLogger("autotune.server")
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection with a limit of time for the head of a request."""
-
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Begin to wait; end at once where there are too many connections."""
-        super().connection_made(transport)
-        if self.limit_concurrency and len(self.connections) > self.limit_concurrency + SPARE:
-            transport.abort()
-            return
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what came; a request has arrived once its head is whole."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._wait_no_more()
-        elif self._waiting is None:
-            self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
-        self._wait_no_more()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._waiting = self.loop.call_later(HEADERS_S, self._end)
-
-    def _wait_no_more(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _end(self) -> None:
-        self._waiting = None
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
-
-
 class Gate:
     """Wraps the app: refuses what is not for it, and adds headers to all that it answers."""
 
     def __init__(self, app: ASGIApp, service: Service, metrics: Metrics) -> None:
         self._app, self._service, self._metrics = app, service, metrics
         self._settings = service.settings
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -150,9 +99,6 @@ class Gate:
         length = request.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit() and len(length) < 16 and int(length) <= most):
             return problem_response(request, 413, f"more than {most} bytes are not taken")
-        is_worker = scope_path(request).startswith(WORKERS)
-        if request.method not in _READS and not is_worker and not self._has_rate(request):
-            return problem_response(request, 429, "too many requests; wait a minute")
         return None
 
     def _is_open(self, name: str) -> bool:
@@ -185,18 +131,6 @@ class Gate:
         if holder is not None:
             return holder.role
         return None if self._service.needs_token else "user"
-
-    def _has_rate(self, request: Request) -> bool:
-        """True if an address may change something now: so many a minute, and as many at once."""
-        most = float(self._settings.limits.requests_per_minute)
-        address = request.client.host if request.client else ""
-        now = time.monotonic()
-        left, then = self._buckets.pop(address, (most, now))
-        left = min(left + (now - then) * most / 60, most) - 1
-        self._buckets[address] = max(left, -1.0), now
-        while len(self._buckets) > _ADDRESSES:
-            self._buckets.popitem(last=False)
-        return left >= 0
 
     def _note(self, request: Request, status: int, seconds: float) -> None:
         """Count a request and log it, without its query, which may hold a secret."""
@@ -255,25 +189,19 @@ def _add_headers(request: Request, message: Message) -> None:
     ours = [*_HEADERS, (b"x-request-id", request.state.id.encode())]
     if not scope_path(request).startswith("/static/"):
         ours.append((b"cache-control", b"no-store"))
-    if message["status"] in (408, 413, 421):  # the rest of the body is not waited for
+    if message["status"] in (413, 421):  # the rest of the body is not waited for
         ours.append((b"connection", b"close"))
     message["headers"] = [*message["headers"], *(pair for pair in ours if pair[0] not in given)]
 
 
 def _measured(receive: Receive, most: int) -> Receive:
-    """Count the bytes that come, and end a request whose body is too long or too slow: its stated
-    length may be missing, or false."""
-    taken, until, more = 0, time.monotonic() + BODY_S, True
+    """Count the bytes that come, and end a request whose body is too long: its stated length may be
+    missing, or false."""
+    taken = 0
 
     async def measured() -> Message:
-        nonlocal taken, more
-        if not more:
-            return await receive()
-        try:
-            message = await asyncio.wait_for(receive(), max(until - time.monotonic(), 0.01))
-        except TimeoutError:
-            raise HTTPException(408, "the body of the request did not arrive in time") from None
-        more = message.get("more_body", False)
+        nonlocal taken
+        message = await receive()
         taken += len(message.get("body", b""))
         if taken > most:
             raise HTTPException(413, f"more than {most} bytes are not taken")

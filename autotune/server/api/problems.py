@@ -20,7 +20,6 @@ _TITLES = {
     403: "Not allowed",
     404: "Not found",
     405: "No such method here",
-    408: "Too slow",
     409: "Not possible now",
     413: "Too large",
     415: "Another type of content is needed",
