@@ -269,9 +269,9 @@ def test_a_candidate_that_only_fits_ordinary_batches_is_not_recommended(
     limit = least + 3 * (most - least) // 4
     assert two["peak_memory_bytes"] < 0.75 * limit < 0.7 * most, (two, eight)
     assert probe(8, f"devices.memory={limit}", "max_length=6")["outcome"] == "ok"
-    # A sampler without estimates, and the whole space: the large micro-batch is really probed.
-    flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--sampler", "grid"]
-    flags += ["--set", "headroom=0", "--no-verify"]
+    # So long a job that all four are worth a probe: the large micro-batch is really probed.
+    flags = ["--set", f"devices.memory={limit}", "--budget", "4", "--set", "headroom=0"]
+    flags += ["--set", "training.num_train_epochs=1000000", "--no-verify"]
     result = json.loads(autotune("run", "job.yaml", "--out", "run", "--json", *flags))
     eights = [
         one["outcome"]
