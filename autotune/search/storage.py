@@ -40,6 +40,8 @@ def open_storage(place: Path | str, *, make: bool) -> Any:
     """
     try:
         if isinstance(place, Path):
+            if make and not place.exists():
+                _make(place)
             return _file(place, make)
         url = make_url(place)
         if url.get_backend_name() == "sqlite" and url.database:
@@ -107,6 +109,16 @@ def holds_password(url: str) -> bool:
     except Exception:  # what cannot be read is refused where it is opened
         return False
     return parsed.password is not None or "password" in parsed.query
+
+
+def _make(database: Path) -> None:
+    """Make the SQLite file of a run whole, or not at all: its indexes come after its tables, and
+    without them a study may be there twice."""
+    draft = database.with_name(f"{database.name}.draft")
+    for left in (draft, draft.with_name(f"{draft.name}-journal")):  # SQLite would play it back
+        left.unlink(missing_ok=True)
+    _file(draft, make=True)
+    draft.replace(database)
 
 
 def _file(database: Path, make: bool) -> Any:

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,6 +18,9 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.errors import UserError
 from autotune.process.run_folder import RunFolder
+from autotune.search import storage
+from autotune.search.study import Study
+from tests.unit.builders import make_job, make_sampler, make_space
 from tests.unit.run.replayed import play
 
 KILLS = 20
@@ -99,6 +103,40 @@ def test_twenty_kills_lose_nothing_that_was_measured_and_change_no_answer(tmp_pa
         if kills >= KILLS:
             return
     pytest.fail(f"only {kills} of {KILLS} kills met a run that was not over")
+
+
+def open_study(folder: Path) -> None:
+    space = make_space(make_job())
+    Study(space, folder / "study.db", "study", allowed_bytes=None, sampler=make_sampler(space))
+
+
+def open_study_and_die(folder: Path) -> None:
+    """Open a study, and be killed after its tables and before their indexes are made."""
+    connect = storage._connect
+
+    def die(statement: str) -> None:
+        if statement.lstrip().startswith("CREATE UNIQUE INDEX"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def traced(*arguments: Any) -> Any:
+        connection = connect(*arguments)
+        connection.set_trace_callback(die)
+        return connection
+
+    with mock.patch.object(storage, "_connect", traced):
+        open_study(folder)
+
+
+def test_a_kill_while_a_study_is_made_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
+    """Without their indexes a study could be there twice, and is not found any more."""
+    process = multiprocessing.get_context("fork").Process(
+        target=open_study_and_die, args=(tmp_path,)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    for _ in range(3):
+        open_study(tmp_path)
 
 
 def test_reports_and_bundles_while_a_run_goes_on_are_whole_and_disturb_nothing(
