@@ -32,15 +32,15 @@ def spoil():
         kept.append(b"x" * int(10 * 2**20 * lasted - held))
         held += len(kept[-1])
         loss = real(*arguments, **named)
-        time.sleep((time.monotonic() - now) * min(lasted / 4, 1.5))
+        time.sleep((time.monotonic() - now) * min(lasted / 12, 2))
         return loss
 
     trainer.training_step = training_step
 
 threading.Thread(target=spoil, daemon=True).start()
 """
-"""10 MiB a second that are never given back, and steps of 2.5 times the time after six seconds: of
-the second launch, which is the soak."""
+"""10 MiB a second that are never given back, and steps that take up to 3 times as long, more and
+more through all of it: of the second launch, which is the soak."""
 
 
 @pytest.fixture
