@@ -11,7 +11,16 @@ from autotune.server.access.callers import ServiceOf, Worker
 from autotune.server.api.problems import problem
 from autotune.server.api.work import PAGE
 from autotune.server.store.events import Line
-from autotune.server.store.values import NAME, Beat, Ending, Kind, Lease, Value, WorkerInfo
+from autotune.server.store.values import (
+    NAME,
+    Arrived,
+    Beats,
+    Ending,
+    Kind,
+    Lease,
+    Value,
+    WorkerInfo,
+)
 
 router = APIRouter(prefix="/worker", tags=["workers"])
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
@@ -38,14 +47,6 @@ class Doing(Value):
     """Works that it keeps folders of."""
 
 
-class Beats(Value):
-    """The answer to a beat."""
-
-    works: list[Beat]
-    forget: list[str]
-    """The works that it keeps folders of, and that were deleted."""
-
-
 class Lines(Value):
     """Lines of a file of events."""
 
@@ -64,12 +65,6 @@ class Ended(Value):
 
     worker: str = Field(max_length=128)
     ending: Ending
-
-
-class Taken(Value):
-    """The number of lines of the file that have arrived."""
-
-    lines: int
 
 
 @router.post("/lease")
@@ -105,7 +100,7 @@ def beat(service: ServiceOf, _: Worker, doing: Doing) -> Beats:
 
 
 @router.post("/works/{id}/events")
-def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Taken:
+def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Arrived:
     """Take lines; some may have come before."""
     count = service.events.take(
         lines.worker, id, lines.attempt, lines.source, lines.first, lines.lines, lines.record
@@ -113,7 +108,7 @@ def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Taken:
     if count is None:
         raise problem(410, _LOST)
     service.live.changed(id)
-    return Taken(lines=count)
+    return Arrived(lines=count)
 
 
 @router.post("/works/{id}/ending", status_code=204)

@@ -186,6 +186,20 @@ class Beat(Value):
     """True if it belongs to another worker now: nothing more of it is taken."""
 
 
+class Beats(Value):
+    """The answer to a beat."""
+
+    works: list[Beat]
+    forget: list[str]
+    """The works that it keeps folders of, and that were deleted."""
+
+
+class Arrived(Value):
+    """The number of lines of the file that have arrived."""
+
+    lines: int
+
+
 class Ending(Value):
     """The end of a command."""
 

@@ -4,15 +4,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import requests
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.errors import machine_error
-from autotune.server.store.values import MOST_UPLOAD, Beat, Ending, Kind, Lease, WorkerInfo
+from autotune.server.store.values import (
+    MOST_UPLOAD,
+    Arrived,
+    Beat,
+    Beats,
+    Ending,
+    Kind,
+    Lease,
+    WorkerInfo,
+)
 
 TIMEOUT_S = 20.0
 
 
 class Away(Exception):
-    """The service does not answer now; the report is sent again later."""
+    """The service does not answer now, or not as one; the report is sent again later."""
 
 
 class Taken(Exception):
@@ -35,7 +45,7 @@ class Door:
         token: of a worker.
 
     Every method raises:
-        Away: the service does not answer.
+        Away: the service does not answer, or with what no service of this kind does.
         Taken: another worker has one of the devices (`lease`).
         Lost: the work is not ours.
         Refused: the service does not take the report of a work.
@@ -54,8 +64,8 @@ class Door:
             replaces: the worker's predecessor, which is known to be dead; empty: there was none.
         """
         body = {"worker": worker.model_dump(), "kinds": list(kinds), "replaces": replaces}
-        data = self._call("POST", "lease", json=body)
-        return None if data is None else Lease.model_validate(data)
+        lease: Lease | None = self._call("POST", "lease", Lease | None, json=body)
+        return lease
 
     def leave(self, name: str) -> None:
         """Report that this worker ends."""
@@ -66,8 +76,8 @@ class Door:
     ) -> tuple[list[Beat], list[str]]:
         """Return the service's answers about the works, and the kept folders to be deleted."""
         body = {"name": name, "works": list(works), "kept": list(kept)}
-        data = self._call("POST", "beat", json=body)
-        return [Beat.model_validate(one) for one in data["works"]], data["forget"]
+        answer: Beats = self._call("POST", "beat", Beats, json=body)
+        return answer.works, answer.forget
 
     def send(
         self,
@@ -91,7 +101,8 @@ class Door:
             "first": first,
             "lines": lines,
         }
-        return int(self._call("POST", f"works/{lease.id}/events", json=body)["lines"])
+        arrived: Arrived = self._call("POST", f"works/{lease.id}/events", Arrived, json=body)
+        return arrived.lines
 
     def finish(self, name: str, id: str, ending: Ending) -> None:
         """Report how a work ended."""
@@ -104,7 +115,7 @@ class Door:
             raise Refused(f"it has more than {MOST_UPLOAD} bytes")
         self._call("PUT", f"works/{id}/files/{file}", data=content, params={"worker": name})
 
-    def _call(self, method: str, path: str, **arguments: Any) -> Any:
+    def _call(self, method: str, path: str, shape: Any = Any, **arguments: Any) -> Any:
         try:
             url = f"{self._address()}/api/v1/worker/{path}"
             answer = self._session.request(
@@ -122,7 +133,10 @@ class Door:
             raise Refused(_detail(answer))
         if answer.status_code >= 400:
             raise machine_error(_detail(answer), where=url, hint=_HINTS.get(answer.status_code))
-        return answer.json() if answer.content else None
+        try:
+            return TypeAdapter(shape).validate_json(answer.content or b"null")
+        except ValidationError as error:
+            raise Away(f"no answer of a service to {path}: {error.errors()[0]['msg']}") from None
 
 
 _HINTS = {

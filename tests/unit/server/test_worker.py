@@ -2,6 +2,8 @@
 memory, works that take too long or too much disk."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -88,6 +90,35 @@ def test_a_service_without_an_address_is_away(tmp_path: Path) -> None:
     door = Door((tmp_path / "address").read_text, "token")
     with pytest.raises(Away):
         door.lease(HERE, ["run"], "")
+
+
+@pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[1]", b'{"id": "../x"}', b"\xff"])
+def test_what_answers_like_no_service_is_away(answer: bytes) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    door = Door(lambda: f"http://127.0.0.1:{server.server_address[1]}", "token")
+    lease = Lease.model_construct(id="0123456789abcdef", attempt=1)
+    try:
+        for ask in (
+            lambda: door.lease(HERE, ["run"], ""),
+            lambda: door.beat("w", [], []),
+            lambda: door.send("w", lease, "events", 0, []),
+        ):
+            with pytest.raises(Away, match="no answer of a service"):
+                ask()
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_studies_go_to_postgresql_by_the_driver_that_is_installed() -> None:
