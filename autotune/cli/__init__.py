@@ -5,6 +5,7 @@ at once.
 """
 
 import importlib
+import sys
 from typing import Any
 
 import click
@@ -36,6 +37,13 @@ RENAMED = {"env": ["doctor", "--json"], "space": ["validate", "--space"]}
 
 class _Commands(click.Group):
     """A group whose commands are imported on call."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:  # of what click prints itself: a full disk
+            click.echo(f"error: {error.strerror}", err=True)
+            sys.exit(3)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -7,6 +7,7 @@ Names, data and errors come from anywhere; what a terminal would obey in them is
 import functools
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -82,12 +83,25 @@ def _exit_code(call: Callable[[], int | None]) -> int:
             echo(f"error: {problem.render()}", err=True)
         return error.exit_code
     except OSError as error:  # a full disk, a folder that may not be written
-        echo(f"error: {error}", err=True)
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            return EXIT_INTERRUPTED
+        place = f"{error.filename}: " if error.filename else ""
+        echo(f"error: {place}{error.strerror or error}", err=True)
         return EXIT_MACHINE
     except Exception:  # our own mistake: the trace is for the report, the code is not 1
         echo(traceback.format_exc(), err=True, nl=False)
         echo("error: this is a bug; please report it with `autotune doctor --json`", err=True)
         return EXIT_MACHINE
+
+
+def _reader_has_gone() -> bool:
+    """True if nothing reads stdout any more (`| head`); what is still printed goes nowhere then."""
+    stdout = select.poll()
+    stdout.register(1, 0)
+    if not stdout.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
 
 
 def _end_with_terminal() -> None:

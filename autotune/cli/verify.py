@@ -28,8 +28,9 @@ from autotune.units import format_seconds, parse_seconds
 @guarded
 def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> int:
     """Launch the bundle of RUN for a few steps on worst batches, through an evaluation and a save,
-    and compare with its promise. The exit code is 0 where it holds, 1 where it does not. Files that
-    are not what the run emits are not launched (exit code 2).
+    and compare with its promise. The exit code is 0 where it is verified, 1 where it is not (a run
+    with --accept-noise never is). Files that are not what the run emits are not launched (exit code
+    2).
 
     RUN may be the folder that `autotune plan --emit` wrote: its configuration is probed first, and
     the launch is held against that. Where it holds, the files lose their mark."""
@@ -55,7 +56,7 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
         echo(f"{'verified' if outcome.verified else 'NOT verified'}: {outcome.reason}")
         if not outcome.verified and outcome.log is not None:
             echo(f"its log: {outcome.log}", err=True)
-    return 0 if outcome.holds else 1
+    return 0 if outcome.verified else 1
 
 
 def _seconds(soak: str | None) -> float:

@@ -7,6 +7,7 @@ the same rows. The functions here import datasets and TRL and run in a child pro
 import json
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ RENAMED = "renamed"
 """The copy of the data set whose columns are renamed, for what is launched; in the run's folder."""
 SAMPLE_ROWS = 20_000
 """Rows that are tokenized at most; of a larger data set a random sample of this many."""
+_NOT_READ = re.compile(r"::|[$\x00-\x1f]")
+"""Names of files that `datasets` reads in place of, or not at all, as they stand."""
 FEWEST_MADE, MOST_MADE, TOKENS_MADE = 256, 2000, 1_500_000
 """Rows that are made of stated lengths: of long ones fewer, as a tokenizer takes a second for each
 million of tokens."""
@@ -165,7 +168,8 @@ def _check_places(dataset: str, files: Sequence[str]) -> None:
     folder = Path(dataset).resolve()
     if folder.is_dir():
         wrong = next((file for file in files if not Path(file).is_relative_to(folder)), None)
-        wrong = wrong or next((str(file) for file in folder.rglob("*::*")), None)
+        names = (str(file.relative_to(folder)) for file in folder.rglob("*"))
+        wrong = wrong or next((name for name in names if _NOT_READ.search(name)), None)
     else:
         wrong = next((file for file in files if not file.startswith("hf://")), None)
     if wrong is not None:

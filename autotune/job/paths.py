@@ -4,8 +4,9 @@ import contextlib
 import re
 from pathlib import Path
 
-_PATTERN = re.compile(r"[][*?\x00-\x1f]|::")
-"""What `datasets` and fsspec take for a pattern or a chain of files, and vLLM of a model."""
+_PATTERN = re.compile(r"[][*?$\x00-\x1f]|::")
+"""What `datasets` and fsspec take for a pattern, a variable of the environment or a chain of files,
+and vLLM of a model."""
 
 
 def why_not_literal(path: str) -> str | None:
@@ -31,10 +32,11 @@ def resolve_path(text: str, base: Path) -> str:
 
 
 def absolute_path(text: str, base: Path) -> str:
-    """Return `text` as a path below `base`; `~` of an unknown user is taken as it stands."""
+    """Return `text` as a path below `base`; `~` of an unknown user, and in `./~`, is taken as it
+    stands."""
     path = Path(text)
     with contextlib.suppress(RuntimeError):
-        path = path.expanduser()
+        path = path.expanduser() if text.startswith("~") else path
     return str((base / path).absolute())
 
 

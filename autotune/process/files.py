@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,10 @@ from autotune.errors import user_error
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _DRAFT, _BEFORE = ".autotune-", "before"
 """Begins the name of a folder for a draft; in it, what the draft takes the place of."""
+_NOT_OURS = (
+    "only a file of autotune's own may be here, and this is a link, a pipe or has a second name; "
+    "remove it, or copy the folder (`cp -a`)"
+)
 
 
 def put_in_place(target: Path, files: Mapping[str, str]) -> None:
@@ -93,7 +98,7 @@ def opener(path: str, flags: int) -> int:
     """Open a file for `open(..., opener=opener)`.
 
     Raises:
-        OSError: it cannot be opened, or is a symbolic link.
+        OSError: it cannot be opened, or is no file that has this name alone: a link, a pipe.
     """
     return _opened(path, flags, 0o644)
 
@@ -105,12 +110,20 @@ def private_opener(path: str, flags: int) -> int:
 
 def _opened(path: str, flags: int, mode: int) -> int:
     try:
-        return os.open(path, flags | os.O_NOFOLLOW, mode)
+        # Nothing is waited for, and nothing cut, before it is known what it is.
+        kept = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, kept, mode)
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        what = "this is a symbolic link, but only autotune's own file may be here; remove it"
-        raise OSError(error.errno, what, path) from None
+        raise OSError(error.errno, _NOT_OURS, path) from None
+    found = os.fstat(descriptor)
+    if stat.S_ISFIFO(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NOT_OURS, path)
+    if flags & os.O_TRUNC and stat.S_ISREG(found.st_mode):
+        os.ftruncate(descriptor, 0)
+    return descriptor
 
 
 def refuse_links_out(folder: Path, exempt: Mapping[str, bool]) -> None:

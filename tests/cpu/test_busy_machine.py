@@ -49,3 +49,4 @@ def test_noise_that_is_accepted_ranks_and_is_never_called_verified(autotune: Com
     readme = (autotune.folder / "run" / "bundle" / "README.md").read_text(encoding="utf-8")
     assert "- --accept-noise: the machine was busy " in readme and "No: the machine" in readme
     assert "--accept-noise" in autotune("report", "run")
+    assert "NOT verified" in autotune("verify", "run", expect=1)

@@ -74,7 +74,9 @@ def test_a_run_goes_on_with_another_worker_and_its_study_is_in_the_same_database
         served(tmp_path, plan_cache, settings) as service,
     ):
         client = Client(service.url)
-        until(lambda: client._json({"workers": int}, "GET", "health")["workers"] == 2, "two workers")
+        until(
+            lambda: client._json({"workers": int}, "GET", "health")["workers"] == 2, "two workers"
+        )
         run = client.submit(
             "run", small_job(write_model(service.models / "model", LLAMA), probes=1)
         )

@@ -2,6 +2,7 @@
 what shows it to people."""
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.cli.views.json import record_plain
+from autotune.errors import user_error
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.choices import Choice
-from autotune.process.files import writing
+from autotune.process.files import refuse_link_out, writing
 from autotune.report.words import candidate_text
 from autotune.run.listener import Listener, Listeners, Standing
 from autotune.run.verdict import Verification
@@ -22,6 +24,8 @@ from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 
 EVENTS = "events.jsonl"
+KEPT = "result.json", "bundle"
+"""What a record has in the end."""
 COUNT_S = 0.5
 """Counts of estimates are written at most so often, but for the first and the last."""
 
@@ -155,5 +159,17 @@ class RunEvents(Listener):
 
 def recorded(record: Path | None, view: Listener) -> Listener:
     """Return who hears of a run: what is kept in the folder `record`, where there is one, and then
-    `view`."""
-    return view if record is None else Listeners(RunEvents(EventFile(record / EVENTS)), view)
+    `view`.
+
+    Raises:
+        UserError: what would be written over there is of no earlier record.
+    """
+    if record is None:
+        return view
+    found = [name for name in KEPT if os.path.lexists(record / name)]
+    if found and not (record / EVENTS).is_file():
+        what = f"there is a `{found[0]}` that no `--record` has made"
+        raise user_error(what, where=str(record), hint="choose another folder")
+    for name in found:
+        refuse_link_out(record / name, record.resolve())
+    return Listeners(RunEvents(EventFile(record / EVENTS)), view)

@@ -131,14 +131,20 @@ def test_a_link_in_the_place_of_a_bundle_is_replaced_and_not_followed(tmp_path: 
         ("x.yaml.draft", lambda path: write_whole(path, "text")),
     ],
 )
-def test_a_link_is_not_written_through(
-    tmp_path: Path, name: str, write: Callable[[Path], None]
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(
+    tmp_path: Path, name: str, write: Callable[[Path], None], kind: str
 ) -> None:
-    other = tmp_path / "other"
+    other, path = tmp_path / "other", tmp_path / name
     other.write_text("kept", encoding="utf-8")
-    (tmp_path / name).symlink_to(other)
-    with pytest.raises(OSError, match=f"symbolic link, .* remove it: '{tmp_path / name}'"):
-        write(tmp_path / name)
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.hardlink_to(other)
+    with pytest.raises(OSError, match=f"is a link, a pipe or .* remove it, .*: '{path}'"):
+        write(path)
     assert other.read_text(encoding="utf-8") == "kept"
 
 

@@ -217,6 +217,7 @@ def test_a_name_that_is_no_path_is_a_hub_id(tmp_path):
     assert resolve_path("x" * 300, tmp_path) == "x" * 300
     assert resolve_path("data.jsonl", tmp_path) == str(tmp_path / "data.jsonl")
     assert resolve_path("~nobody-of-that-name/x", tmp_path).startswith(str(tmp_path))
+    assert resolve_path("./~", tmp_path) == str(tmp_path / "~")
 
 
 def test_an_own_search_space_is_read_from_the_job_files_folder(folder):
