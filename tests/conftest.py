@@ -128,6 +128,14 @@ def quiet_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(QUIET_VARIABLE)
 
 
+@pytest.fixture
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of a launch's files ask one child, which has the stack already."""
+    from tests.unit.bundle.check.asking import ask
+
+    monkeypatch.setattr("autotune.bundle.check.asking._ask", ask)
+
+
 @pytest.fixture(params=["a 0", "a'; echo foo", "ü ñ 日本"])
 def nasty_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder whose name wants quoting."""

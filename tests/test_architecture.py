@@ -27,7 +27,7 @@ CHILD += ("script/child",)
 """What a child runs, besides the files that are named below and the `*worker.py` everywhere: only
 there the training stack is imported at the top of a file."""
 CHILD_FILES = ("probe/step_meter.py", "probe/rollout_meter.py", "process/clock.py")
-CHILD_FILES += ("process/preload.py",)
+CHILD_FILES += ("process/preload.py", "bundle/check/launch_worker.py")
 CHILD_FUNCTIONS = ("facts", "probe", "process", "api/trainer_arguments.py")
 """Here a function that a child calls may import it; of the last, one that makes what a user trains
 with in their own process."""
@@ -58,6 +58,7 @@ PURE = (
 )
 """What follows from its arguments alone: no clock, no chance, no file, no process."""
 READS = ("job/text_file.py", "space/definition.py", "bundle/check/read.py")
+READS += ("bundle/check/asking.py", "bundle/check/launch_worker.py")
 MEASURES = ("estimate/speed/measuring",)
 IMPURE = {"time", "random", "subprocess", "socket", "requests", "os", "shutil", "tempfile"}
 

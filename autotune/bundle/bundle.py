@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autotune.bundle.check.check import disagreements, of_bundle
+from autotune.bundle.check.rules import disagreements, of_bundle
 from autotune.bundle.configuration import accelerate_config, trainer_config
 from autotune.bundle.launch_script import (
     NODES_SCRIPT,

@@ -17,6 +17,7 @@ from autotune.probe.protocol import Measurement
 from autotune.search.recommend import Ranked, Recommendation
 from tests.guards import some_of
 from tests.unit.builders import make_candidate, make_facts, make_job
+from tests.unit.bundle.check.pairs import PAIRS, write_pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
 
@@ -246,3 +247,33 @@ def test_other_methods_run_under_deepspeed_too(method, runs):
         assert len(rank["losses"]) == 4
         assert not rank["wrapped"]
     assert runs(method).shapes["model.embed_tokens.weight"] == [VOCABULARY, HIDDEN]
+
+
+@pytest.mark.nightly("launches")
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_launch_says_what_a_check_says(name, wrong, material, tmp_path):
+    """`tests/unit/bundle/check/test_pairs.py` has the checks."""
+    folder, fsdp = tmp_path / "pair", PAIRS[name].engine == "fsdp"
+    own = {"sft.model_name_or_path": str(material / "model")}
+    own |= {"sft.dataset_name": str(material / "sft")}
+    own |= {} if fsdp else {"sft.ddp_backend": "gloo"}
+    write_pair(folder, name, wrong=wrong, also=own)
+    (folder / "seen").mkdir()
+    spy = {"PYTHONPATH": str(Path(__file__).parent / "rank_spy"), "RANK_SPY": str(folder / "seen")}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    script = ["accelerate.yaml", "-m", "trl.scripts.sft", "--config", "sft.yaml"]
+    done = subprocess.run(
+        [*launch, *script],
+        cwd=folder,
+        env={**os.environ, **spy, **({"CPUS_AS_GPUS": "1"} if fsdp else {})},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    ranks = sorted(path.name for path in (folder / "seen").iterdir())
+    if wrong:
+        assert PAIRS[name].launch in done.stderr, done.stderr[-3000:]
+        assert (done.returncode != 0, ranks) == (True, [])
+    else:
+        assert (done.returncode, ranks) == (0, ["0", "1"]), done.stderr[-3000:]

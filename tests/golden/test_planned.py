@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 import yaml
 from bundle_cases import CASES
-from test_consistent import check
 
 from autotune.bundle.bundle import RECOMMENDATION, launched_files
+from autotune.bundle.check.asking import Checked
+from autotune.bundle.check.read import read_launch
 from autotune.bundle.mark import MARK
 from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_files
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_estimate
+from tests.unit.bundle.check.asking import checked
 
 NASTY = 'it\'s `$(touch broken)` "so",\nand ü *more*: ' + "a long reason " * 12
 VERIFICATION = {"verified": True, "reason": "launched"}
@@ -82,8 +84,7 @@ def test_every_file_has_its_mark_in_the_first_lines_and_holds_what_it_held(name,
             kept = [line for line in files[file].splitlines() if line in plain.splitlines()]
             assert kept == plain.splitlines()
     assert yaml.safe_load(files[JOB_FILE]) == case.job.plain()
-    completed = check(written(files, tmp_path))
-    assert (completed.exit_code, completed.stderr) == (0, ""), completed.stdout
+    assert checked(read_launch(written(files, tmp_path))) == Checked(problems=())
 
 
 @pytest.mark.parametrize("why", [None, NASTY])
@@ -143,9 +144,9 @@ def test_several_machines_are_launched_by_their_own_scripts():
 def test_a_name_that_only_looks_like_the_mark_is_a_problem_still(tmp_path):
     files = files_of("zero3")
     files["deepspeed.json"] = files["deepspeed.json"].replace("_autotune", "_autotun")
-    completed = check(written(files, tmp_path))
-    assert completed.exit_code == 1
-    assert "_autotun: DeepSpeed has no such field" in completed.stdout
+    (problem,) = checked(read_launch(written(files, tmp_path))).problems
+    assert problem.where == "deepspeed.json: _autotun"
+    assert problem.what == "DeepSpeed reads no such field"
 
 
 def test_the_job_of_every_method_can_be_read_again(tmp_path):

@@ -97,6 +97,7 @@ def test_a_search_space_that_is_damaged_is_answered_in_words(tmp_path: Path) -> 
     assert_answered(files, tmp_path / "damaged", ["validate", str(job)], {0, 2})
 
 
+@pytest.mark.usefixtures("quick_checks")
 @pytest.mark.parametrize("case", ["zero3", "fsdp2"])
 def test_the_files_of_a_launch_that_are_damaged_are_answered_in_words(
     tmp_path: Path, case: str

@@ -119,6 +119,7 @@ def test_files_that_a_flag_names_are_regular_and_of_a_sane_size(tmp_path: Path, 
     assert "file of settings" in refused("serve", "--runs", tmp_path / "s", "--config", file)
 
 
+@pytest.mark.usefixtures("quick_checks")
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large", "bomb", "deep", "digits"])
 @pytest.mark.parametrize("name", ["accelerate.yaml", "deepspeed.json"])
 def test_files_that_are_checked_are_regular_and_of_a_sane_size(

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import Problem
-from autotune.facts.launch_fields import LaunchFields
 from autotune.facts.stack import canonical_name
 from autotune.job.methods import Method
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, NONE
@@ -16,16 +15,11 @@ DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "max_grad_norm": 1.0,
-    "gradient_checkpointing": True,
     "fp16": False,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "weight_decay": 0.0,
     "lr_scheduler_type": "linear",
     "optim": "adamw_torch_fused",
 }
-"""Defaults of TRL's trainers."""
+"""Defaults of TRL's trainers that a rule asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +33,7 @@ class LaunchFiles:
         alone: whether there is no file of accelerate: `torchrun` or `deepspeed` starts the
             training, and the trainer reads DeepSpeed's file.
         method: of the training, where it is known.
-        types: fields of the trainer, and their types as its source has them (`int | None`).
-        fields: fields that the installed packages declare for the other two; empty: neither names
-            nor types are checked.
+        devices: how many processes train, where the caller says it.
     """
 
     trainer: Mapping[str, Any]
@@ -49,11 +41,10 @@ class LaunchFiles:
     deepspeed: Mapping[str, Any] | None
     alone: bool = False
     method: Method | None = None
+    devices: int | None = None
     trainer_file: str = "the trainer's file"
     accelerate_file: str = "accelerate.yaml"
     deepspeed_file: str = "deepspeed.json"
-    types: Mapping[str, str] = field(default_factory=dict)
-    fields: LaunchFields = field(default_factory=LaunchFields)
 
     @property
     def kind(self) -> str:
@@ -61,16 +52,17 @@ class LaunchFiles:
         return str(self.accelerate.get("distributed_type", NONE))
 
     @property
-    def processes(self) -> int:
-        """The number of processes that train; 1 where no file says it (`counted`)."""
-        value = number(self.accelerate.get("num_processes"))
-        return int(value) if value is not None and value >= 1 else 1
+    def count(self) -> int | None:
+        """The number of processes that train; None: nobody says it."""
+        value = number(self.devices or self.accelerate.get("num_processes"))
+        if value is not None and value >= 1:
+            return int(value)
+        return 1 if self.kind == NONE and not self.alone else None
 
     @property
-    def counted(self) -> bool:
-        """True if the number of processes that train is known."""
-        value = number(self.accelerate.get("num_processes"))
-        return (value is not None and value >= 1) or self.kind == NONE
+    def processes(self) -> int:
+        """The number of processes that train; 1 where nobody says it."""
+        return self.count or 1
 
     @property
     def by_deepspeed(self) -> bool:
@@ -81,36 +73,6 @@ class LaunchFiles:
     def by_fsdp(self) -> bool:
         """True if FSDP is asked for, by accelerate's file or by the trainer's."""
         return self.kind == FSDP or bool(self.trainer.get("fsdp"))
-
-    @property
-    def zero(self) -> Mapping[str, Any]:
-        """DeepSpeed's section of sharding; where it has no file, what accelerate makes of its own
-        section (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`)."""
-        if self.deepspeed is not None:
-            return section(self.deepspeed, "zero_optimization")
-        if self.kind != DEEPSPEED:
-            return {}
-        own = section(self.accelerate, "deepspeed_config")
-        if own.get("deepspeed_config_file") is not None:
-            return {}  # the file is missing
-        return {
-            "stage": own.get("zero_stage", 2),
-            "offload_optimizer": {"device": own.get("offload_optimizer_device", "none")},
-            "offload_param": {"device": own.get("offload_param_device", "none")},
-        }
-
-    @property
-    def stage(self) -> int:
-        """The stage of ZeRO; 0 where no file says it."""
-        value = self.zero.get("stage")
-        return 2 if value == AUTO else int(number(value) or 0)  # accelerate's default
-
-    @property
-    def stage_text(self) -> str:
-        """The stage and the file that has it, as a clause."""
-        if self.deepspeed is None:
-            return f"{self.accelerate_file} has deepspeed_config.zero_stage: {self.stage}"
-        return f"{self.deepspeed_file} has zero_optimization.stage: {self.stage}"
 
     def trains(self, name: str) -> Any:
         """Return the trainer's value: that of its file, under any of the field's names, or TRL's
@@ -123,25 +85,15 @@ class LaunchFiles:
         own = self.method.defaults if self.method else {}
         return own.get(name, DEFAULTS.get(name))
 
-    def at_trainer(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """Return a problem with a field of the trainer."""
-        written = next((n for n in self.trainer if canonical_name(n) == name), name)
-        return Problem(where=f"{self.trainer_file}: {written}", what=what, hint=hint)
+    def name_of(self, kind: str) -> str:
+        """Return the name of one of the files: the trainer's, accelerate's or DeepSpeed's."""
+        names = {"trainer": self.trainer_file, "accelerate": self.accelerate_file}
+        return names.get(kind, self.deepspeed_file)
 
-    def at_accelerate(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """Return a problem with a field of accelerate."""
-        return Problem(where=f"{self.accelerate_file}: {name}", what=what, hint=hint)
-
-    def at_deepspeed(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """Return a problem with a field of DeepSpeed."""
-        return Problem(where=f"{self.deepspeed_file}: {name}", what=what, hint=hint)
-
-    def at_offload(self, name: str, what: str, hint: str | None = None) -> Problem:
-        """Return a problem with a field of offloading (`offload_param.device`), in the file that
-        has it."""
-        if self.deepspeed is None:
-            return self.at_accelerate(f"deepspeed_config.{name.replace('.', '_')}", what, hint)
-        return self.at_deepspeed(f"zero_optimization.{name}", what, hint)
+    def at(self, kind: str, field: str, what: str, hint: str | None = None) -> Problem:
+        """Return a problem with a field of one of the files, or with a whole one."""
+        name = self.name_of(kind)
+        return Problem(where=f"{name}: {field}" if field else name, what=what, hint=hint)
 
 
 def number(value: Any) -> float | None:
@@ -172,5 +124,5 @@ def value_at(data: Mapping[str, Any], path: str) -> Any:
 def shown(value: Any) -> str:
     """Return a value in a message, as it stands in a file."""
     if value is None:
-        return "not there"
+        return "`null`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -11,8 +11,6 @@ import yaml
 
 from autotune.bundle.check.files import LaunchFiles, section
 from autotune.errors import Problem, UserError, user_error
-from autotune.facts.launch_fields import launch_fields
-from autotune.facts.stack import field_types
 from autotune.job.methods import METHODS, Method
 from autotune.job.text_file import is_readable
 from autotune.job.yaml_file import check_size
@@ -32,6 +30,7 @@ def read_launch(
     accelerate: Path | None = None,
     deepspeed: Path | None = None,
     method: str | None = None,
+    devices: int | None = None,
 ) -> LaunchFiles:
     """Return the files of a launch.
 
@@ -39,6 +38,7 @@ def read_launch(
         folder: where they lie.
         trainer, accelerate, deepspeed: their names in it, where there are several of a kind.
         method: of the training; by default the one that the trainer's file is named after.
+        devices: how many processes train; by default what accelerate's file says.
 
     Raises:
         UserError: a file is not there, cannot be read, or there are several of its kind.
@@ -64,18 +64,16 @@ def read_launch(
     if theirs is not None and theirs not in contents:
         contents[theirs] = _read(theirs)
     name = theirs.name if theirs else Path(str(named or "deepspeed.json")).name
-    own = _method(method, trains)
     return LaunchFiles(
         trainer=contents[trains],
         accelerate=launches,
         alone=alone,
         deepspeed=contents[theirs] if theirs else inside,
-        method=own,
+        method=_method(method, trains),
+        devices=devices,
         trainer_file=trains.name,
         accelerate_file="accelerate" if launch is None else launch.name,
         deepspeed_file=name if inside is None else f"{trains.name}: deepspeed",
-        types=field_types(own.name if own else None),
-        fields=launch_fields(),
     )
 
 

@@ -3,6 +3,7 @@ files of a launch that came as text agree."""
 
 import json
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import yaml
 from fastapi import APIRouter, Request, Response
 
 from autotune import __version__
-from autotune.bundle.check.check import disagreements
+from autotune.bundle.check.asking import Checked, check_launch, rules_alone
 from autotune.bundle.check.read import read_launch
-from autotune.errors import Problem, UserError, nearest, user_error
+from autotune.errors import UserError, nearest, user_error
 from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers, more_kinds
 from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
@@ -27,6 +28,7 @@ from autotune.server.submission import without_folder
 router = APIRouter(tags=["facts"])
 operation = APIRouter(include_in_schema=False)
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
+_asking = threading.Lock()
 
 
 class Health(Value):
@@ -85,6 +87,10 @@ class Check(Value):
 
     agree: bool
     problems: list[ProblemItem]
+    conditions: list[str]
+    """Conditions on which they agree, such as a number of processes."""
+    not_asked: str | None
+    """The reason why the installed libraries were not asked; null: they were."""
 
 
 @router.get("/health")
@@ -148,8 +154,13 @@ def list_workers(service: ServiceOf, _: Caller) -> list[WorkerInfo]:
 @router.post("/check")
 def check_files(_: Caller, files: Files) -> Check:
     """Check whether the files of a launch agree, as `autotune check` does."""
-    problems = problems_of(files)
-    return Check(agree=not problems, problems=items(tuple(problems)))
+    found = checked(files)
+    return Check(
+        agree=not found.problems,
+        problems=items(found.problems),
+        conditions=list(found.conditions),
+        not_asked=found.unasked or None,
+    )
 
 
 @operation.get("/metrics")
@@ -159,8 +170,9 @@ def get_metrics(request: Request, _: Caller) -> Response:
     return Response(metrics.text(), media_type=CONTENT_TYPE)
 
 
-def problems_of(files: Files) -> list[Problem]:
-    """Return where the files disagree.
+def checked(files: Files) -> Checked:
+    """Return where the files disagree. One check at a time asks the installed libraries, in a
+    child.
 
     Raises:
         UserError: a file cannot be read, or names one that was not sent: nothing else on this
@@ -193,7 +205,12 @@ def problems_of(files: Files) -> list[Problem]:
             raise UserError(
                 *(without_folder(problem, scratch) for problem in error.problems)
             ) from None
-        return list(disagreements(launch))
+        if not _asking.acquire(blocking=False):
+            return rules_alone(launch, "another check is asking them")
+        try:
+            return check_launch(launch)
+        finally:
+            _asking.release()
 
 
 def _yaml(text: str, where: str) -> Mapping[str, Any]:

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 
-from autotune.bundle.check.check import disagreements
 from autotune.bundle.check.files import LaunchFiles
-from autotune.facts.launch_fields import launch_fields
 from autotune.job.methods import METHODS
+from tests.unit.bundle.check.asking import checked
 
 TRAINER = {
     "model_name_or_path": "some/model",
@@ -65,9 +64,8 @@ def found(trainer=None, accelerate=None, deepspeed=DEEPSPEED, base=ACCELERATE, m
         **told,
         method=METHODS[method],
         trainer_file="sft_config.yaml",
-        fields=launch_fields(),
     )
-    return [problem.render() for problem in disagreements(files)]
+    return [problem.render() for problem in checked(files).problems]
 
 
 def deepspeeds(trainer=None, accelerate=None, **changes):
@@ -107,10 +105,10 @@ def test_files_that_agree_are_left_alone():
         ("optimizer__params__lr", 1e-3, "learning_rate: `2e-05`"),
         ("optimizer__params__eps", 1e-6, "adam_epsilon: `1e-08`"),
         ("optimizer__params__weight_decay", 0.1, "weight_decay: `0.0`"),
-        ("optimizer__params__betas", [0.9, 0.95], "adam_beta1, adam_beta2"),
+        ("optimizer__params__betas", [0.9, 0.95], "adam_beta1+adam_beta2"),
         ("scheduler__params__warmup_max_lr", 1e-3, "learning_rate: `2e-05`"),
         ("bf16__enabled", False, "bf16: `true`"),
-        ("fp16__enabled", True, "so is bf16.enabled"),
+        ("fp16", {"enabled": True}, "cannot be set to `bf16`"),
     ],
 )
 def test_a_value_that_both_say_has_to_be_one_value(name, value, field):
@@ -122,9 +120,9 @@ def test_what_the_trainers_file_leaves_out_is_trls_default():
     lacks = {"per_device_train_batch_size": None, "bf16": None, "learning_rate": None}
     problems = deepspeeds(lacks, bf16__enabled=False, optimizer__params__lr=1e-3)
     assert len(problems) == 3
-    assert "per_device_train_batch_size: `8`" in problems[0]
+    assert "per_device_train_batch_size: `8` (its default)" in problems[0]
     assert "learning_rate: `2e-05`" in problems[1]
-    assert "bf16: `true` (TRL's default, unless fp16 is on)" in problems[2]
+    assert "bf16: `true` (its default)" in problems[2]
 
 
 def test_deepspeed_clips_only_where_its_own_file_says_so():
@@ -135,9 +133,9 @@ def test_deepspeed_clips_only_where_its_own_file_says_so():
 
 def test_numbers_that_have_to_be_there_are_missed():
     name = "train_micro_batch_size_per_gpu"
-    only(deepspeeds(**{name: None}), f"deepspeed.json: {name}", "DeepSpeed needs it")
+    only(deepspeeds(**{name: None}), "deepspeed.json", name, "needs to be provided")
     name = "gradient_accumulation_steps"
-    only(deepspeeds(**{name: None}), f"deepspeed.json: {name}", "means 1", ": 2")
+    only(deepspeeds(**{name: None}), f"deepspeed.json: {name}", "means `1`", ": `2`")
     assert deepspeeds({name: 1}, **{name: None}) == []
     assert deepspeeds(train_batch_size=64, train_micro_batch_size_per_gpu=None) == []
 
@@ -148,7 +146,11 @@ def test_a_number_that_yaml_reads_as_a_word_is_a_number():
 
 def test_the_whole_batch_is_what_makes_it_up():
     assert deepspeeds(train_batch_size=64) == []
-    only(deepspeeds(train_batch_size=32), "deepspeed.json: train_batch_size", "are 64")
+    only(
+        deepspeeds(train_batch_size=32),
+        "deepspeed.json: train_batch_size",
+        "(of all processes): `64`",
+    )
 
 
 def test_who_makes_optimizer_and_schedule_is_said():
@@ -169,51 +171,16 @@ def test_an_offloaded_optimizer_is_adamw_or_something_else_than_asked_for():
     assert deepspeeds({"optim": "adamw_8bit"}, zero_force_ds_cpu_optimizer=False, **offload) == []
 
 
-@pytest.mark.parametrize(
-    ("part", "device", "stage", "says"),
-    [
-        ("offload_param", "cpu", 2, "weights want stage 3"),
-        ("offload_optimizer", "nvme", 2, "on disk want stage 3"),
-        ("offload_optimizer", "cpu", 0, "optimizer states want stage 1"),
-    ],
-)
-def test_what_is_offloaded_wants_its_stage(part, device, stage, says):
-    told = {"device": device, "nvme_path": "/fast"}
-    changes = {"zero_optimization__stage": stage, f"zero_optimization__{part}": told}
-    problems = deepspeeds(None, {"deepspeed_config.zero3_init_flag": False}, **changes)
-    only(problems, f"deepspeed.json: zero_optimization.{part}.device", says)
+def test_weights_are_offloaded_at_stage_three_alone():
+    changes = {"zero_optimization__stage": 2, "zero_optimization__offload_param__device": "cpu"}
+    where = "deepspeed.json: zero_optimization.offload_param.device"
+    only(deepspeeds(**changes), where, "at stage 2 weights stay on the GPU")
 
 
-@pytest.mark.parametrize(
-    ("size", "changes", "says"),
-    [
-        (3, {}, "starts 8 processes, and such groups are refused by DeepSpeed"),
-        (8, {}, "such groups hold what stage 3 does, twice"),
-        (16, {}, "such groups hold what stage 3 does, twice"),
-        (4, {"stage": 2}, "zero_optimization.stage: 2: no weights are divided"),
-        (4, {"offload_param": {"device": "cpu"}}, "weights are offloaded"),
-    ],
-)
-def test_groups_that_hold_weights_once_more_have_to_divide_the_processes(size, changes, says):
-    told = {"zero_hpz_partition_size": size, **changes}
-    told = {f"zero_optimization__{name}": value for name, value in told.items()}
-    problems = deepspeeds(None, {"deepspeed_config.zero3_init_flag": False}, **told)
-    only(problems, "deepspeed.json: zero_optimization.zero_hpz_partition_size", says)
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 4])
-def test_groups_that_divide_them_and_none_are_left_alone(size):
-    assert deepspeeds(zero_optimization__zero_hpz_partition_size=size) == []
-
-
-@pytest.mark.parametrize("stage", [4, -1, "three", 2.5, True])
+@pytest.mark.parametrize("stage", [4, -1, "three", 2.5])
 def test_there_are_four_stages(stage):
     where = "deepspeed.json: zero_optimization.stage"
-    only(
-        deepspeeds({}, {"deepspeed_config.zero3_init_flag": False}, zero_optimization__stage=stage),
-        where,
-        "not a stage of ZeRO",
-    )
+    only(deepspeeds(zero_optimization__stage=stage), where, "should be 0, 1, 2")
 
 
 def test_states_are_kept_where_deepspeed_can():
@@ -221,20 +188,13 @@ def test_states_are_kept_where_deepspeed_can():
     assert problem.startswith("deepspeed.json: zero_optimization.offload_param.device: is `ram`")
     own = {"deepspeed_config": {"zero_stage": "four", "offload_optimizer_device": "disk"}}
     stage, device = found(accelerate=own, deepspeed=None)
-    assert stage.startswith("accelerate.yaml: deepspeed_config.zero_stage: is `four`")
-    assert device.startswith(
-        "accelerate.yaml: deepspeed_config.offload_optimizer_device: is `disk`"
-    )
-
-
-def test_a_disk_has_to_be_named():
-    where = "deepspeed.json: zero_optimization.offload_param.nvme_path"
-    only(deepspeeds(zero_optimization__offload_param={"device": "nvme"}), where)
+    assert stage.startswith("accelerate.yaml: deepspeed_config.zero_stage: ")
+    assert device.startswith("accelerate.yaml: deepspeed_config.offload_optimizer_device: ")
 
 
 def test_auto_stands_only_where_somebody_fills_it_in():
     where = "deepspeed.json: zero_optimization.allgather_bucket_size"
-    only(deepspeeds(zero_optimization__allgather_bucket_size="auto"), where, "nothing fills in")
+    only(deepspeeds(zero_optimization__allgather_bucket_size="auto"), where, "without `auto`")
 
 
 @pytest.mark.parametrize(
@@ -244,17 +204,11 @@ def test_auto_stands_only_where_somebody_fills_it_in():
         ("zero_optimization__stage3_prefetch_bucket", "stage3_prefetch_bucket_size"),
         ("zero_optimization__offload_param__pin_mem", "pin_memory"),
         ("fp16__initial_scale", "initial_scale_power"),
-        ("aio__que_depth", "queue_depth"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name, close):
     where = f"deepspeed.json: {name.replace('__', '.')}"
     only(deepspeeds(**{name: 1}), where, f"did you mean `{close}`?")
-
-
-def test_zero_init_belongs_to_stage_three():
-    where = "accelerate.yaml: deepspeed_config.zero3_init_flag"
-    only(deepspeeds(zero_optimization__stage=2), where, "stage: 2")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +217,7 @@ def test_zero_init_belongs_to_stage_three():
 )
 def test_accelerate_refuses_what_belongs_in_the_file(field):
     where = f"accelerate.yaml: deepspeed_config.{field}"
-    only(found(accelerate={f"deepspeed_config.{field}": 2}), where, "deepspeed.json")
+    only(found(accelerate={f"deepspeed_config.{field}": 2}), where, "deepspeed_config_file")
 
 
 def test_accelerate_refuses_a_precision_beside_the_file():
@@ -279,11 +233,9 @@ def test_without_a_file_accelerates_own_section_counts():
             "zero3_init_flag": True,
         }
     }
-    accumulation, init, offload = found(accelerate=own, deepspeed=None)
+    (accumulation,) = found(accelerate=own, deepspeed=None)
     assert accumulation.startswith("accelerate.yaml: deepspeed_config.gradient_accumulation_steps")
     assert "gradient_accumulation_steps: `2`" in accumulation
-    assert "accelerate.yaml has deepspeed_config.zero_stage: 2" in init
-    assert offload.startswith("accelerate.yaml: deepspeed_config.offload_param_device: ")
 
 
 def test_somebody_has_to_read_deepspeeds_file():
@@ -332,7 +284,7 @@ def test_mixed_precision_is_the_trainers():
 def test_activations_are_checkpointed_by_one_of_the_two():
     own = {"fsdp_config.fsdp_activation_checkpointing": True}
     where = "accelerate.yaml: fsdp_config.fsdp_activation_checkpointing"
-    only(found({}, own, deepspeed=None, base=FSDP), where, "TRL's default")
+    only(found({}, own, deepspeed=None, base=FSDP), where, "can't both be set to True")
     old, new = {"gradient_checkpointing": False}, {"activation_checkpointing": False}
     assert found(old, own, deepspeed=None, base=FSDP) == []
     assert found(new, own, deepspeed=None, base=FSDP) == []
@@ -341,7 +293,7 @@ def test_activations_are_checkpointed_by_one_of_the_two():
 def test_fsdp_of_version_two_reshards_or_does_not():
     own = {"fsdp_config.fsdp_reshard_after_forward": "FULL_SHARD"}
     where = "accelerate.yaml: fsdp_config.fsdp_reshard_after_forward"
-    only(found({}, own, deepspeed=None, base=FSDP), where, "`FULL_SHARD`")
+    only(found({}, own, deepspeed=None, base=FSDP), where, "full_shard")
 
 
 def test_parts_of_weights_cannot_be_all_that_is_saved():
@@ -351,7 +303,7 @@ def test_parts_of_weights_cannot_be_all_that_is_saved():
 
 
 def test_no_batch_finder_with_zero_three():
-    only(found({"auto_find_batch_size": True}), "sft_config.yaml: auto_find_batch_size", "ZeRO-3")
+    only(found({"auto_find_batch_size": True}), "sft_config.yaml: auto_find_batch_size", "Zero-3")
 
 
 def test_processes_are_started_and_spread():
@@ -359,11 +311,10 @@ def test_processes_are_started_and_spread():
     problems = found(accelerate=gpus | {"mixed_precision": "bf16"}, deepspeed=None)
     only(problems, "accelerate.yaml: distributed_type", "accelerate starts one process")
     lacks = found(accelerate={"distributed_type": None, "deepspeed_config": None}, deepspeed=None)
-    assert lacks[0].startswith("accelerate.yaml: distributed_type: is missing")
-    only(found(accelerate={"num_machines": 3}), "accelerate.yaml: num_processes", "3 machines")
-    only(
-        found(accelerate={"machine_rank": 1}), "accelerate.yaml: machine_rank", "the last one is 0"
+    assert (
+        "accelerate.yaml: accelerate launch refuses it: A `distributed_type` must be" in lacks[-1]
     )
+    only(found(accelerate={"num_machines": 3}), "accelerate.yaml: num_processes", "3 machines")
     only(found(accelerate={"num_procesess": 8}), "accelerate.yaml: num_procesess", "num_processes")
 
 
@@ -374,11 +325,11 @@ def test_completions_of_a_prompt_are_made_together_by_all_processes(method):
 
     assert groups(num_generations=8) == []
     assert groups(num_generations=8, generation_batch_size=32) == []
-    only(groups(num_generations=7), "sft_config.yaml: num_generations", "64 completions")
+    only(groups(num_generations=7), "sft_config.yaml: num_generations", "(64) must be divisible")
     only(
         groups(num_generations=8, generation_batch_size=48),
         "sft_config.yaml: generation_batch_size",
-        "4 rows x 8 processes",
+        "divisible by the global batch size (32)",
     )
 
 
@@ -386,7 +337,7 @@ def test_groups_are_known_by_their_field_where_the_method_is_not():
     files = LaunchFiles(
         trainer=TRAINER | {"num_generations": 7}, accelerate=ACCELERATE, deepspeed=DEEPSPEED
     )
-    (problem,) = disagreements(files)
+    (problem,) = checked(files).problems
     assert problem.where == "the trainer's file: num_generations"
 
 
@@ -413,7 +364,5 @@ def test_everything_is_said_at_once():
 def test_values_of_another_kind_are_no_reason_to_fail(broken):
     assert isinstance(found(deepspeed=broken), list)
     strange = {"num_processes": "eight", "num_machines": None, 3: 4, "deepspeed_config": None}
-    files = LaunchFiles(
-        fields=launch_fields(), trainer={1: 2, "bf16": "x"}, accelerate=strange, deepspeed=broken
-    )
-    assert disagreements(files)
+    files = LaunchFiles(trainer={1: 2, "bf16": "x"}, accelerate=strange, deepspeed=broken)
+    assert checked(files).problems
