@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.devices import sharded_point, zero_of_request
+from autotune.estimate.formula.devices import sharded_point, with_loading, zero_of_request
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import KnownSpeeds, estimates_of
@@ -332,7 +332,9 @@ def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
     width = 4 if is_wide(request.config) else 2
     gradients = width * trained_parameters(settings.job, settings.facts, request.config)
     points = [
-        sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
+        with_loading(
+            sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates), request
+        )
         for point, answer in zip(request.points, reply.points, strict=True)
     ]
     return dataclasses.replace(reply, points=points, by_formula=True)

@@ -16,6 +16,7 @@ from autotune.facts.device_kinds import Interconnect, known_kind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate
+from autotune.space.quantization import base_bytes
 from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
 from autotune.space.sharding.sharding import DATA_PARALLEL, NONE
 from autotune.space.trl_config import Settings
@@ -119,13 +120,14 @@ def exchanged(settings: Settings) -> Exchange:
     copies = sharding.distributed_type in (*DATA_PARALLEL, NONE)
     links = links_of(facts)
     link = _between_devices(links, job, settings.processes)
+    base = base_bytes(facts.model, config)
     return Exchange(
-        weights=narrow * facts.model.parameters,
+        weights=narrow * facts.model.parameters if base is None else base,
         gradients=(4 if wide and copies else narrow) * trained,
         trained=trained,
         link_bytes_per_s=link,
         host_bytes_per_s=host_rate(facts),
-        still_gathered=narrow * _still_gathered(settings),
+        still_gathered=0 if base is not None else narrow * _still_gathered(settings),
     )
 
 

@@ -10,7 +10,7 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.devices import zero_of
 from autotune.estimate.records.events import GRADIENTS, OPTIMIZER, STEP, WEIGHTS
 from autotune.job.methods import METHODS
-from autotune.space.quantization import bits_of
+from autotune.space.quantization import base_bytes, bits_of
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 from autotune.space.trl_config import Settings
 
@@ -71,21 +71,17 @@ def least_parts(settings: Settings) -> dict[str, int]:
         OPTIMIZER: state * (trained + value_model_weights),
     }
     sharding = settings.sharding
-    if sharding.distributed_type not in (DEEPSPEED, FSDP):
-        return parts
+    if sharding.distributed_type not in (DEEPSPEED, FSDP) or bits_of(config) is not None:
+        return parts  # a quantised base is loaded whole, before it is divided
     zero = zero_of(config, sharding, sharding.num_processes, model.hidden_size or 1024)
     factors = zero.factors()
     return {name: round(size * min(factors[name], 1.0)) for name, size in parts.items()}
 
 
 def _weights_bytes(settings: Settings, config: dict[str, object], width: int) -> int:
-    """Return the bytes of the policy's weights; for a quantised base without the maxima of its
-    blocks."""
-    model, bits = settings.facts.model, bits_of(config)
-    if bits is None:
-        return width * model.parameters
-    unquantised = min(sum(model.unquantised.values()), model.parameters)
-    return 2 * unquantised + (model.parameters - unquantised) * bits // 8
+    """Return the bytes of the policy's weights."""
+    base = base_bytes(settings.facts.model, config)
+    return width * settings.facts.model.parameters if base is None else base
 
 
 def _has_full_value_model(settings: Settings) -> bool:

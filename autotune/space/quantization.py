@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.facts import Facts
+from autotune.facts.model import ModelFacts
 from autotune.job.job import Job
 from autotune.space.packages import QUANTISER
+from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, Sharding
 from autotune.units import format_bytes
 
 FOUR_BITS: dict[str, Any] = {
@@ -17,6 +19,8 @@ FOUR_BITS: dict[str, Any] = {
     "bnb_4bit_quant_type": "nf4",
     "use_bnb_nested_quant": True,
 }
+STORAGE = "bnb_4bit_quant_storage"
+"""The type as which packed weights are stored; bitsandbytes' own is uint8."""
 _BITS = 4, 8
 _BYTES = {"float32": 4}
 """Of a weight in other dtypes than 16 bits."""
@@ -24,11 +28,41 @@ LARGE_SHARE = 0.25
 """Share of the weights from which on a plan says that they stay."""
 
 
-def quantization(job: Job, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a configuration of the job lacks for its base to be quantised."""
+def quantization(job: Job, config: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Return the fields that a configuration of the job lacks for its base to be quantised. An
+    engine that divides weights divides numbers of one type: packed ones are stored as such."""
     if job.tuning != "qlora" or config.get("load_in_8bit"):
         return {}
-    return {name: config.get(name, value) for name, value in FOUR_BITS.items()}
+    fields = dict(FOUR_BITS)
+    if sharding.distributed_type in (DEEPSPEED, FSDP):
+        fields[STORAGE] = config.get("dtype", "float32")
+    return {name: config.get(name, value) for name, value in fields.items()}
+
+
+def base_bytes(model: ModelFacts, config: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a quantised base as transformers loads it: what stays whole, packed
+    weights and their maxima; None where it is not quantised.
+
+    unquantised x width + packed x (bits / 8 + maxima): of 4 bits a maximum in a byte for each 64
+    weights and a float32 for each 256 of these, or, not quantised again, in float32 for each 64.
+    Source: bitsandbytes 0.50, `functional.py`. Left out: codes, scales of rows (8 bits), below
+    0.1%.
+    """
+    bits = bits_of(config)
+    if bits is None:
+        return None
+    whole = min(sum(model.unquantised.values()), model.parameters)
+    nested = config.get("use_bnb_nested_quant")
+    maxima = 0.0 if bits == 8 else (1 + 4 / 256) / 64 if nested else 4 / 64
+    packed = (model.parameters - whole) * (bits / 8 + maxima)
+    return round(whole * _BYTES.get(str(config.get("dtype")), 2) + packed)
+
+
+def loaded_bytes(model: ModelFacts, config: Mapping[str, Any], sharding: Sharding) -> int:
+    """Return the bytes that each device holds before an engine divides a quantised base: all of it
+    (transformers 5.23, `quantizers/quantizer_bnb_4bit.py`, `update_device_map`); 0: it is none."""
+    divided = sharding.distributed_type in (DEEPSPEED, FSDP)
+    return (base_bytes(model, config) or 0) if divided else 0
 
 
 def bits_of(config: Mapping[str, Any]) -> int | None:
@@ -42,6 +76,18 @@ def not_installed(job: Job, facts: Facts) -> str | None:
     if job.tuning != "qlora" or facts.stack.assumed or QUANTISER not in facts.stack.absent:
         return None
     return f"`tuning: qlora` needs the package {QUANTISER}, which is not installed here"
+
+
+def loading_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what a plan says where an engine may divide a quantised base."""
+    divided = [c for c in candidates if c.get(DISTRIBUTED_TYPE) in (DEEPSPEED, FSDP)]
+    if job.tuning != "qlora" or not divided:
+        return None
+    base = base_bytes(facts.model, {**FOUR_BITS, **divided[0]}) or 0
+    return (
+        f"transformers loads a quantised base whole on each device, {format_bytes(base)}, before "
+        "FSDP2 or ZeRO-3 divides it: no sharding needs less"
+    )
 
 
 def unquantised_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:

@@ -126,7 +126,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
-    config |= quantization(job, config)
+    config |= quantization(job, config, sharding)
     config |= vllm_fields(job, config, facts)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.

@@ -30,6 +30,7 @@ from autotune.space.sharding.sharding import FSDP
 from autotune.training.batch_plan import Batching
 from autotune.training.patching import require
 from autotune.training.quantized import (
+    built_whole,
     is_quantized,
     keep_trainable,
     quantization_of,
@@ -191,11 +192,12 @@ class Family:
         def submodel(place: str) -> Any:
             return from_config(config, spec.model_path, self.method, model, place)
 
+        if device != "meta" and is_quantized(model):
+            with built_whole():
+                return quantize_empty(submodel("meta"), model, device)
         if spec.parsed_sharding.distributed_type == FSDP and device != "meta":
             return whole_on_first_rank(submodel)
-        if device == "meta" or not is_quantized(model):
-            return submodel(device)
-        return quantize_empty(submodel("meta"), model, device)
+        return submodel(device)
 
 
 def from_config(config: Any, path: str, method: str, model: ModelConfig, device: str) -> Any:

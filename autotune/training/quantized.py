@@ -5,16 +5,28 @@ Weights are made and packed module by module, so that the whole model is never t
 Runs in a child only, where bitsandbytes is installed.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers.integrations.deepspeed as hf_deepspeed
 from transformers.quantizers import AutoHfQuantizer
 from trl import ModelConfig, get_quantization_config
+
+from autotune.training.patching import replaced
 
 
 def is_quantized(model: ModelConfig) -> bool:
     """True if the model is loaded with a quantised base."""
     return bool(model.load_in_4bit or model.load_in_8bit)
+
+
+@contextlib.contextmanager
+def built_whole() -> Iterator[None]:
+    """Make models whole; DeepSpeed's stage 3 divides them afterwards."""
+    with replaced(hf_deepspeed, "_hf_deepspeed_config_weak_ref", None):
+        yield
 
 
 def quantization_of(model: ModelConfig) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate.protocol import MicroBatch, TraceRequest
+from autotune.space.quantization import FOUR_BITS, STORAGE
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP, RESHARD, Sharding
 
 HIDDEN = 512
@@ -62,7 +63,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One combination; in float32, or with weights in float32 and bf16 (`half`), which transformers
-    would refuse without a GPU (`ranks.py`)."""
+    would refuse without a GPU (`ranks.py`). What is `quantized` has adapters."""
 
     strategy: str
     ranks: int = 2
@@ -74,11 +75,12 @@ class Case:
     bucket: int = HIDDEN**2
     overlaps: bool = True
     half: bool = False
+    quantized: bool = False
 
     @property
     def name(self) -> str:
         """All that it is, in words."""
-        trained = "LoRA" if self.lora else "full"
+        trained = "QLoRA" if self.quantized else "LoRA" if self.lora else "full"
         words = [
             self.strategy,
             f"{self.ranks} rank{'s' * (self.ranks > 1)}",
@@ -114,7 +116,9 @@ class Case:
         }
         if self.method == "sft":
             config["loss_type"] = "nll"
-        if self.lora:
+        if self.quantized:
+            config |= {**FOUR_BITS, STORAGE: "float32"}
+        if self.lora or self.quantized:
             config |= {"use_peft": True, "lora_r": 16, "lora_target_modules": ["all-linear"]}
         longest = 16 if self.half else 128  # this CPU multiplies in bf16 slowly
         lengths = (longest, 3 * longest // 4) * (1 if self.method == "sft" else 2)
@@ -181,6 +185,9 @@ def cases() -> Iterator[Case]:
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, half=True, accumulation=2)
         yield Case(strategy=strategy, half=True, ranks=4, lora=True, checkpointing=True)
+    for strategy in ("zero 3", "zero 3, all off", "fsdp", "fsdp, gathered"):
+        yield Case(strategy=strategy, quantized=True)
+        yield Case(strategy=strategy, quantized=True, ranks=4, model="qwen2", checkpointing=True)
     for strategy in ("zero 2, optimizer off", "zero 3, all off"):
         yield Case(strategy=strategy, ranks=1)
         yield Case(strategy=strategy, ranks=1, checkpointing=True, accumulation=2)

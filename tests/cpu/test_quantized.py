@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +150,32 @@ def test_estimates_do_not_need_the_package(
     if INSTALLED:
         known = request.getfixturevalue("rows")[NESTED]["estimate_bytes"]
         assert found["estimate_bytes"] == known
+
+
+DIVIDED: dict[str, dict[str, Any]] = {
+    "DDP": {"distributed_type": "MULTI_CPU"},
+    "FSDP2": {"distributed_type": "FSDP"},
+    "ZeRO-3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
+}
+
+
+@pytest.mark.nightly("ranks")
+@pytest.mark.usefixtures("deepspeed_compiled")
+@needs_bitsandbytes
+def test_ranks_that_divide_a_quantised_base_learn_what_whole_copies_do(
+    server: ChildServer, tmp_path: Path
+) -> None:
+    lengths = "dataset={lengths: {max: 32, p50: 16, p99: 30, rows: 200}}"
+    sets = [lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=8", "max_length=32"]
+    sets += ["tuning=qlora", "fixed={dtype: bfloat16}"]
+    bench = open_bench(tmp_path, server, {**LLAMA, "hidden_size": 128}, sets)
+    losses = {}
+    for name, knobs in DIVIDED.items():
+        found = bench.probe(name, per_device_train_batch_size=2, **knobs)
+        assert (found.outcome, found.engine) == ("ok", name), found.reason
+        losses[name] = found.last_loss
+    assert losses["FSDP2"] == pytest.approx(losses["DDP"], rel=1e-3)
+    assert losses["ZeRO-3"] == pytest.approx(losses["DDP"], rel=1e-3)
 
 
 @pytest.mark.nightly("launches")

@@ -18,13 +18,15 @@ ACCUMULATING = Case(strategy="zero 1", accumulation=2)
 """The last rank holds gradients that the first has let go of: it needs 8% more."""
 OFFLOADED = Case(strategy="zero 3, all off", checkpointing=True)
 SHARDED = Case(strategy="fsdp", lora=True, model="qwen2")
+QUANTISED = Case(strategy="zero 3", quantized=True)
 WIDE = Case(strategy="zero 2", bucket=12 * HIDDEN**2, accumulation=2)
 """Two buckets of a whole layer each, in place of two of a matrix."""
-CASES = (ACCUMULATING, OFFLOADED, SHARDED, WIDE)
+CASES = (ACCUMULATING, OFFLOADED, SHARDED, QUANTISED, WIDE)
 ENGINES = {
     ACCUMULATING: ("DEEPSPEED", "DeepSpeedEngine", "AdamW"),
     OFFLOADED: ("DEEPSPEED", "DeepSpeedEngine", "DeepSpeedCPUAdam"),
     SHARDED: ("FSDP", "FSDPPeftModelForCausalLM", "AdamW"),
+    QUANTISED: ("DEEPSPEED", "DeepSpeedEngine", "AdamW"),
     WIDE: ("DEEPSPEED", "DeepSpeedEngine", "AdamW"),
 }
 

@@ -81,9 +81,12 @@ def test_four_devices_train_in_fp16(server: Any, tmp_path: Path) -> None:
 
 
 OFFLOADED = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+FOUR_BITS = {"dtype": "bfloat16"}
 BUNDLES: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
     "ZeRO-2": ("reward", "pairs", 2, "bf16", STRATEGIES["ZeRO-2"]),
     "FSDP2": ("sft", "data", 2, "bf16", STRATEGIES["FSDP2"]),
+    "FSDP2, four bits": ("sft", "data", 2, "bf16", {**STRATEGIES["FSDP2"], **FOUR_BITS}),
+    "ZeRO-3, four bits": ("sft", "data", 2, "bf16", {**STRATEGIES["ZeRO-3"], **FOUR_BITS}),
     "ZeRO-3, optimizer on cpu, weights on cpu": (
         "sft",
         "data",
@@ -106,7 +109,7 @@ def test_a_job_for_an_engine_becomes_a_verified_bundle(
     if method != "sft":
         del chosen["loss_type"]
     fields = {
-        "tuning": "full",
+        "tuning": "qlora" if "four bits" in name else "full",
         "precision": precision,
         "global_batch_size": 2 * count,
         "max_length": 32,
@@ -123,7 +126,7 @@ def test_a_job_for_an_engine_becomes_a_verified_bundle(
     assert verification["verified"] or (
         verification["only_too_slow"] or verification["only_too_fast"]
     ), verification
-    assert result["measurement"]["engine"] == name
+    assert result["measurement"]["engine"] == name.removesuffix(", four bits")
     if "zero_stage" in knobs:
         file = tmp_path / "run" / "bundle" / "deepspeed.json"
         written = json.loads(file.read_text(encoding="utf-8"))

@@ -38,6 +38,7 @@ from autotune.estimate.records.events import (
     DATA,
     FREE,
     GRADIENTS,
+    INIT,
     LASTING,
     MICRO_STEP,
     MOVE,
@@ -260,6 +261,24 @@ def sharded_point(
         missing_bytes=None,
         retries=0,
         host_bytes=0,
+    )
+
+
+def with_loading(reply: PointReply, request: EstimateRequest) -> PointReply:
+    """Return a reply of a point whose device first holds all of a base that is divided then."""
+    loaded, limit = request.loaded_bytes, request.limit_bytes
+    reply = replace(reply, phases={**reply.phases, INIT: loaded}) if loaded else reply
+    if loaded <= reply.peak_allocated_bytes:
+        return reply
+    return replace(
+        reply,
+        peak_allocated_bytes=loaded,
+        peak_reserved_bytes=max(loaded, reply.peak_reserved_bytes),
+        parts={WEIGHTS: loaded},
+        operator="",
+        phase=INIT,
+        oom=reply.oom or (limit is not None and loaded > limit),
+        missing_bytes=max(loaded - limit, 0) or None if limit is not None else None,
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
-DATA, MICRO_STEP, STEP = "data", "micro-step", "step"
+INIT, DATA, MICRO_STEP, STEP = "init", "data", "micro-step", "step"
 """Phases of a training: its batches are fetched, a micro-step, the optimizer's step."""
 NOWHERE = 0
 STREAM = 1 << 48

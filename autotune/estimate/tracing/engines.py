@@ -19,7 +19,6 @@ import torch
 import torch.distributed
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 import torch.distributed.fsdp._fully_shard._fully_shard as fsdp_wrapper
-import transformers.integrations.deepspeed as hf_deepspeed
 from accelerate.state import AcceleratorState, GradientState
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -63,13 +62,6 @@ def engines_on_fake_tensors(
                 stack.enter_context(_looking_for_overflow())
         if sharding.distributed_type == FSDP:
             stack.enter_context(_fsdp_on_fake_tensors(tracer, sharding.num_processes))
-        yield
-
-
-@contextlib.contextmanager
-def built_whole() -> Iterator[None]:
-    """Make models whole, without storage; DeepSpeed's stage 3 divides them afterwards."""
-    with replaced(hf_deepspeed, "_hf_deepspeed_config_weak_ref", None):
         yield
 
 

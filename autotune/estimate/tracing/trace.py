@@ -21,13 +21,16 @@ from autotune.estimate.protocol import TracedTrainer, TraceReply, TraceRequest
 from autotune.estimate.records import events as record
 from autotune.estimate.records.layers import LAYERS, Irregular
 from autotune.estimate.tracing.engines import (
-    built_whole,
     engines_on_fake_tensors,
     fake_world,
     sharded_config,
 )
 from autotune.estimate.tracing.fake_dispatch import short_keys
-from autotune.estimate.tracing.kernels.bitsandbytes import quantize, without_bitsandbytes
+from autotune.estimate.tracing.kernels.bitsandbytes import (
+    name_packed,
+    quantize,
+    without_bitsandbytes,
+)
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
 from autotune.estimate.tracing.kernels.liger import liger_installed
@@ -45,6 +48,7 @@ from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import Sharding
 from autotune.training.family import Models
 from autotune.training.patching import replaced
+from autotune.training.quantized import built_whole
 from autotune.training.registry import family
 from autotune.training.spec import TrainerSpec
 
@@ -196,8 +200,9 @@ def materialize(model: Any, tracer: Tracer) -> None:
     with tracer:
         model.to_empty(device="cpu")
         model.tie_weights()
+        name_packed(model)
         for tensor in (*model.parameters(), *model.buffers()):
-            tracer.follow(tensor, record.WEIGHTS, "init", record.NOWHERE)
+            tracer.follow(tensor, record.WEIGHTS, record.INIT, record.NOWHERE)
             tracer.count_as(tensor, record.WEIGHTS)
 
 

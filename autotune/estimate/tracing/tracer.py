@@ -64,7 +64,7 @@ class Tracer(TorchDispatchMode):
         """The token that a model draws when it generates; None: not known."""
         self.tiles: frozenset[int] = frozenset()
         """Widths that only logits have inside a chunk of the loss."""
-        self.phase, self.recomputing, self.paused = "init", False, False
+        self.phase, self.recomputing, self.paused = events.INIT, False, False
         """`paused`: whether what is done now would not be done with real tensors."""
         self.region = events.NOWHERE
         self._regions: dict[int, int] = {}
@@ -186,7 +186,7 @@ class Tracer(TorchDispatchMode):
         return width == self.vocabulary or (self.region < 0 and width in self.tiles)
 
     def _part_of(self, tensor: torch.Tensor, backward: bool) -> str:
-        if self.phase == "init":
+        if self.phase == events.INIT:
             return events.WEIGHTS if isinstance(tensor, torch.nn.Parameter) else events.TEMPORARIES
         if tensor.ndim > 1 and self._holds_logits(tensor.shape[-1]):
             return events.LOGITS
@@ -204,7 +204,7 @@ class Tracer(TorchDispatchMode):
             if len(first) != count:
                 return events.NOWHERE
             first = first[index]
-        elif self.phase not in {"init", "clip", "step"}:
+        elif self.phase not in {events.INIT, "clip", "step"}:
             return events.NOWHERE
         key = self._key(first) if isinstance(first, torch.Tensor) else None
         return events.NOWHERE if key is None else self._regions.get(key, 0)

@@ -6,7 +6,16 @@ import pytest
 
 from autotune.estimate.formula.closed_form import Dimensions, parts_by_formula
 from autotune.estimate.records.events import WEIGHTS
-from autotune.space.quantization import bits_of, not_installed, unquantised_note
+from autotune.space.quantization import (
+    base_bytes,
+    bits_of,
+    loaded_bytes,
+    loading_note,
+    not_installed,
+    quantization,
+    unquantised_note,
+)
+from autotune.space.sharding.sharding import Sharding
 from tests.unit.builders import make_facts, make_job
 
 SIZE = Dimensions(
@@ -68,6 +77,34 @@ def test_a_plan_says_which_weights_a_quantised_base_keeps_whole():
     assert "experts.gate_up_proj 1.17 KiB, experts.down_proj 600 B;" in note
     wide = unquantised_note(make_job(tuning="qlora"), mixture(), [{"dtype": "float32"}])
     assert wide is not None and "in float32, 3.55 KiB" in wide
+
+
+DIVIDED = {"DEEPSPEED": Sharding(distributed_type="DEEPSPEED", zero_stage=3, num_processes=2)}
+DIVIDED["FSDP"] = Sharding(distributed_type="FSDP", num_processes=2)
+COPIES = Sharding(distributed_type="MULTI_GPU", num_processes=2)
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_packed_weights_that_are_divided_are_stored_in_the_trained_type(kind):
+    job = make_job(tuning="qlora")
+    assert "bnb_4bit_quant_storage" not in quantization(job, {"dtype": "bfloat16"}, COPIES)
+    fields = quantization(job, {"dtype": "bfloat16"}, DIVIDED[kind])
+    assert fields["bnb_4bit_quant_storage"] == "bfloat16"
+    assert quantization(job, {}, DIVIDED[kind])["bnb_4bit_quant_storage"] == "float32"
+
+
+def test_each_device_first_holds_the_whole_base():
+    model = replace(mixture().model, parameters=16_384 * 64, unquantised={"head": 0})
+    config = {"load_in_4bit": True, "use_bnb_nested_quant": True, "dtype": "bfloat16"}
+    packed = 16_384 * 32 + 16_384 + 4 * 64
+    assert loaded_bytes(model, config, DIVIDED["FSDP"]) == packed
+    assert loaded_bytes(model, config, COPIES) == 0  # it stays whole: the trace has it
+    eight = {"load_in_8bit": True, "dtype": "bfloat16"}
+    assert base_bytes(model, eight) == 16_384 * 64
+    assert base_bytes(model, {"dtype": "bfloat16"}) is None
+    note = loading_note(make_job(tuning="qlora"), mixture(), [{"distributed_type": "FSDP"}])
+    assert note is not None and "whole on each device, 1.82 KiB" in note
+    assert loading_note(make_job(tuning="lora"), mixture(), [{"distributed_type": "FSDP"}]) is None
 
 
 def test_nothing_is_said_of_embeddings_or_without_quantisation():

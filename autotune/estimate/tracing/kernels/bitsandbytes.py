@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from peft.tuners.lora.layer import Linear as LoraLinear
+from torch._subclasses.fake_tensor import FakeTensor
 from trl import ModelConfig
 
 from autotune.facts.model import quantised_layers
@@ -170,13 +171,22 @@ class Linear4bit(torch.nn.Linear):
     """Two weights in a byte, with a maximum for every 64; the maxima in a byte each if `nested`."""
 
     def __init__(
-        self, source: Any, shape: tuple[int, int], *, compute: Any, nested: bool, on_cuda: bool
+        self,
+        source: Any,
+        shape: tuple[int, int],
+        *,
+        compute: Any,
+        nested: bool,
+        storage: Any,
+        on_cuda: bool,
     ) -> None:
-        """Stand in for `source`, of `shape` (out, in); it multiplies in the type `compute`."""
+        """Stand in for `source`, of `shape` (out, in); it multiplies in the type `compute`, and its
+        weight is stored as numbers of the type `storage`."""
         _like(self, source, shape)
         count = shape[0] * shape[1]
         blocks = -(-count // BLOCK)
-        self.weight = _freeze(torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device="meta"))
+        packed = (count + 1) // 2 // storage.itemsize
+        self.weight = _freeze(torch.empty(packed, 1, dtype=storage, device="meta"))
         self.compute_dtype = compute
         self._shape, self._kind, self._nested = shape, source.weight.dtype, nested
         self._on_cuda = on_cuda
@@ -224,6 +234,7 @@ class _Product4bit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, bias: Any, layer: Linear4bit) -> Any:
         ctx.layer = layer
+        ctx.packed = layer.weight.t()  # theirs keeps it: a weight that ZeRO-3 gathered stays then
         return layer.product(x, bias)
 
     @staticmethod
@@ -329,6 +340,17 @@ def quantize(models: Models, model: ModelConfig, *, on_cuda: bool) -> Models:
     return models
 
 
+class Params4bit(FakeTensor):
+    """A packed weight: accelerate knows by its class's name that the base is quantised."""
+
+
+def name_packed(model: Any) -> None:
+    """Let accelerate know the packed weights of a model with fake storage."""
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.weight.__class__ = Params4bit
+
+
 def _quantize(policy: Any, model: ModelConfig, *, on_cuda: bool) -> None:
     for name, module in list(quantised_layers(policy)):
         shape = tuple(module.weight.shape)
@@ -344,7 +366,12 @@ def _layer(module: Any, shape: Any, policy: Any, model: ModelConfig, on_cuda: bo
     # TRL computes in the type of the weights.
     kind = policy.dtype if model.dtype == "auto" else getattr(torch, str(model.dtype))
     return Linear4bit(
-        module, shape, compute=kind, nested=model.use_bnb_nested_quant, on_cuda=on_cuda
+        module,
+        shape,
+        compute=kind,
+        nested=model.use_bnb_nested_quant,
+        storage=getattr(torch, model.bnb_4bit_quant_storage or "uint8"),
+        on_cuda=on_cuda,
     )
 
 

@@ -84,12 +84,12 @@ def test_what_divides_nothing_is_refused_and_says_why():
     assert "ZeRO divides nothing where one process trains" in refusal(fixed=nothing)
     for kind in ("FSDP", "MULTI_GPU"):
         assert "One process shares nothing" in refusal(fixed={"distributed_type": kind})
-    assert "A quantised base is not divided" in refusal(tuning="qlora", fixed=TWO)
+    assert "ZeRO-1 and 2 divide the adapter alone" in refusal(tuning="qlora", fixed=TWO)
 
 
 def test_a_refusal_names_what_decides_and_which_pins_to_let_go_of():
     """Not what else was taken out on the way, such as kernels that are not installed."""
-    quantised = "A quantised base is not divided among processes here; each has a whole copy"
+    quantised = "Of a quantised base ZeRO-1 and 2 divide the adapter alone, which is small"
     assert refusal(tuning="qlora", fixed=TWO) == f"no configuration is possible: {quantised}"
     with pytest.raises(UserError) as caught:
         space(fixed={**TWO, "offload_param_device": "cpu"})
