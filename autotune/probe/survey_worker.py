@@ -105,11 +105,13 @@ def sentence_of(error: BaseException) -> str:
 def _check_training(request: SurveyRequest, scratch: Path) -> None:
     """Let TRL itself judge the user's fields."""
     from autotune.training.registry import family
+    from autotune.training.spec import OF_THE_MACHINE
 
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
-            config = {"output_dir": str(scratch), "bf16": False, **request.training}
+            given = {n: v for n, v in request.training.items() if n not in OF_THE_MACHINE}
+            config = {"output_dir": str(scratch), "bf16": False, **given}
             family(request.method).parse(config, scratch)
     except SystemExit:  # argparse, which has printed why
         raise ValueError(output.getvalue().strip().splitlines()[-1]) from None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
+from autotune.estimate.records.events import LOGITS
 from autotune.plan.answer import Answer, speed_error
 from autotune.plan.choices import CHECKPOINTING, Choice, leanness
 from autotune.plan.least_memory import LOWER_BOUND
@@ -65,6 +66,9 @@ def _text(plan: Plan, choice: Choice) -> str:
 def _figures(plan: Plan, answer: Answer) -> str:
     estimate = answer.choice.estimate
     peak = f"{format_bytes(estimate.peak_memory_bytes)} of {format_bytes(plan.limit_bytes)}"
+    sharding = sharding_of(answer.choice.candidate.values, plan.devices)
+    if sharding.offloads and estimate.host_bytes:
+        peak += f" and {format_bytes(estimate.host_bytes)} of the host"
     if estimate.tokens_per_s is None:
         return f"{peak} (estimated)"
     error = error_text(speed_error(estimate, plan.facts))
@@ -138,8 +142,31 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
         yield f"Assumed: {assumption}."
     if answer.packages:
         yield install_text(answer.packages)
-    for note in (*estimate.notes, *plan.space.notes):
+    older = _older_stack(plan, answer.choice)
+    for note in (*estimate.notes, *plan.space.notes, *([older] if older else [])):
         yield f"Note: {note}."
+
+
+def _older_stack(plan: Plan, choice: Choice) -> str | None:
+    """Return what an older TRL needs, if it does not fit: all logits at once.
+
+    micro-batch x longest row x vocabulary x 3 copies in float32 (`formula/closed_form.py`).
+    """
+    facts, candidate = plan.facts, choice.candidate
+    length = candidate.values.get("max_length") or facts.data.longest
+    if plan.space.shape.job.method != "sft" or not isinstance(length, int):
+        return None
+    if not candidate.values.get("packing"):
+        length = min(length, facts.data.longest)
+    whole = 12 * candidate.micro_batch * length * (facts.model.vocab_size or 0)
+    more = whole - choice.estimate.parts.get(LOGITS, 0)
+    if choice.estimate.peak_memory_bytes + more <= plan.limit_bytes:
+        return None
+    return (
+        f"TRL {facts.stack.versions.get('trl') or 'of today'} and Liger's kernels score tokens in "
+        f"parts; what keeps all logits at once needs up to {format_bytes(more)} more, and does not "
+        "fit"
+    )
 
 
 def nothing_fits_lines(plan: Plan) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
+from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job, KnobValue
 from autotune.job.methods import METHODS
 from autotune.space.batch import TRL_ROLLOUT_BATCH, generation_batches, micro_batches, quarters
@@ -146,6 +147,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
     """
     _check_sharing(definition, job)
+    _check_device(job, facts.device)
     shape = JobShape.of(job)
     fixed_facts = space_facts(shape, facts)
     knobs: list[BoundKnob] = []
@@ -223,6 +225,24 @@ def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
             else "add the line `include: sharding.yaml` to it",
         )
     )
+
+
+def _check_device(job: Job, device: DeviceFacts) -> None:
+    """Refuse fields that transformers refuses on the device that will train."""
+    capability, cuda = device.capability, device.kind == "cuda"
+    if cuda and (device.maker != "NVIDIA" or capability is None or capability >= (8, 0)):
+        return
+    problems = [
+        Problem(
+            where=f"training: {name}",
+            what=f"{device.name} does not compute in {kind}; GPUs of compute capability 8.0 do",
+            hint="take it out, or choose another device",
+        )
+        for name, kind in (("tf32", "TF32"), ("bf16_full_eval", "bf16"))
+        if job.training.get(name) is True and (cuda or name == "tf32")
+    ]
+    if problems:
+        raise UserError(*problems)
 
 
 def _check_batch(knobs: list[BoundKnob], shape: JobShape) -> None:

@@ -7,6 +7,10 @@ from typing import Any
 from autotune.process.messages import Message
 from autotune.space.sharding.sharding import Sharding
 
+OF_THE_MACHINE = frozenset({"tf32", "bf16_full_eval", "fp16_full_eval", "ddp_backend"})
+"""Fields that transformers judges by the machine on which it reads them: of a plan for another one,
+and of a process that is no rank, they are left out."""
+
 
 class Unsupported(Exception):
     """This stack cannot do what the candidate asks.

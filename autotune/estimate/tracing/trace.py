@@ -50,7 +50,7 @@ from autotune.training.family import Models
 from autotune.training.patching import replaced
 from autotune.training.quantized import built_whole
 from autotune.training.registry import family
-from autotune.training.spec import TrainerSpec
+from autotune.training.spec import OF_THE_MACHINE, TrainerSpec
 
 TRACE_OVERRIDES: dict[str, Any] = {
     "use_cpu": True,  # fake tensors of the CPU stand for those of the device
@@ -145,7 +145,8 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
 
 def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dict[str, Any]:
     """Return the flat configuration of the traced trainer, with this many micro-steps."""
-    config = {**request.config, **family(request.method).overrides, **TRACE_OVERRIDES}
+    given = {name: v for name, v in request.config.items() if name not in OF_THE_MACHINE}
+    config = {**given, **family(request.method).overrides, **TRACE_OVERRIDES}
     config["gradient_accumulation_steps"] = micro_steps
     config["output_dir"] = str(scratch)
     if config.get("fp16"):  # needs a GPU; bf16 makes tensors of the same sizes

@@ -224,6 +224,19 @@ def test_a_fused_head_takes_no_adapter(method):
         bind(load_definition(method), job, fused)
 
 
+def test_what_the_device_does_not_compute_in_is_refused_by_its_name():
+    job = make_job(training={"tf32": True, "bf16_full_eval": True, "ddp_backend": "nccl"})
+    assert make_space(job, make_facts("cuda")).candidates
+    with pytest.raises(UserError) as refused:
+        make_space(job, make_facts("cuda", capability=(7, 5)))
+    assert [p.where for p in refused.value.problems] == [
+        "training: tf32",
+        "training: bf16_full_eval",
+    ]
+    with pytest.raises(UserError, match="does not compute in TF32"):
+        make_space(job, make_facts("cpu"))
+
+
 def test_nothing_feasible_is_a_users_error_with_the_reasons():
     pinned = {"padding_free": True, "train_sampling_strategy": "group_by_length"}
     with pytest.raises(UserError, match="no padding left that grouping"):

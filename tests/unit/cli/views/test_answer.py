@@ -59,6 +59,22 @@ def test_the_first_line_says_what_to_use_and_what_it_takes():
     assert "36k tokens/s (estimated, +-30%), 16 GiB of 24 GiB; an epoch takes" in text
 
 
+def test_it_says_what_is_kept_on_the_host_where_something_is_offloaded():
+    pins = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "offload_optimizer_device": "cpu"}
+    job = make_job(global_batch_size=8, devices={"kind": "cuda", "count": 2}, fixed=pins)
+    text = text_of(made(lambda c: replace(estimated(c), host_bytes=107 * GIB), job))
+    assert "16 GiB of 24 GiB and 107 GiB of the host; an" in " ".join(text.split())
+    assert "of the host" not in text_of(made(lambda c: replace(estimated(c), host_bytes=GIB)))
+
+
+def test_what_fits_by_the_version_of_the_stack_says_so():
+    facts = make_facts("cuda")
+    large = replace(facts, model=replace(facts.model, vocab_size=500_000))
+    text = " ".join(text_of(made(estimated, facts=large)).split())
+    assert "what keeps all logits at once needs up to 22.4 GiB more, and does not fit" in text
+    assert "all logits" not in text_of(made(estimated, facts=facts))
+
+
 def test_it_says_what_limits_it_what_is_next_what_is_assumed_and_how_to_go_on():
     text = " ".join(text_of(made(estimated)).split())
     assert "Memory is the limit: 8 x 1 without checkpointing" in text
