@@ -45,7 +45,8 @@ default until the job lists values for it under `recipe:`. `fixed: {knob: value}
 """
 FORMATS_HEAD = """`autotune import FILE...` makes a job of another tool's files; every command takes
 such a file where it takes a job, and says in a line on stderr that it did. Beside the trainer's
-file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`.
+file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`;
+a DeepSpeed JSON that it names is read where it is here, and of any other only the name is known.
 `autotune import -- COMMAND` reads the flags of a command (`trl sft ...`, `accelerate launch
 train.py ...`, `llamafactory-cli train my.yaml`, `tune run ...`), and runs nothing.
 
@@ -60,7 +61,8 @@ autotune plan mine.yaml --device rtx-4090
   are say, the first that does: `--devices`, the launcher's flags, TRL's or Axolotl's own settings
   of it, accelerate's file, LLaMA-Factory's variables, CUDA_VISIBLE_DEVICES (of each machine). Where
   nothing says it, it is one, and that is said. Of `distributed_type: NO` accelerate starts one
-  process, whatever `num_processes` its file has.
+  process, whatever `num_processes` its file has. `--devices` are those of each machine. Rows that
+  several devices share are whole in a job, so a plan overstates a GPU's memory, which is said.
 - **What a file pins and the search tries is searched**: the micro-batch, checkpointing, the
   attention kernel, AdamW's kernel, ZeRO, FSDP. With `--as-is` all of it is pinned: a plan of that
   job says whether the configuration fits, and how fast it is.
@@ -68,7 +70,9 @@ autotune plan mine.yaml --device rtx-4090
   AdamW), the data type of weights. Where the tool does something else than TRL unless told
   otherwise, its default is written into the job.
 - **Every field ends somewhere**: carried, searched instead, left out for a reason, or unknown.
-  `--json` lists them.
+  `--json` lists them. A key that is there twice counts as its trainer reads it, and what another
+  setting switches off is left out. Rewards of a script of one's own are left out: a plan needs
+  none, and a run asks for its own.
 - **Data** are carried where TRL reads the same rows: a hub id or file in its own form, or one whose
   columns only have other names. Else the job has `dataset: {lengths: {max: ...}}`.
 - `trust_remote_code` is never carried.

@@ -28,10 +28,10 @@ _LONGEST = 32
 @click.option(
     "--devices",
     type=click.IntRange(min=1),
-    help="Number of processes that train together, in place of the files'. "
+    help="Devices of each machine, a process each, in place of the files'. "
     "The global batch counts them.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines, together.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines, with as many devices each.")
 @click.option(
     "--as-is",
     is_flag=True,
@@ -66,7 +66,7 @@ def command(
 
     if out is not None and os.path.lexists(out):
         raise user_error("the file exists already", where=str(out), hint="name another, or move it")
-    wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
+    wishes = Wishes(method=method or "", devices=devices, nodes=nodes, as_is=as_is)
     imported, sources = _imported(files, wishes)
     named = {"model": model, "dataset": dataset}
     job = {**imported.job, **{name: value for name, value in named.items() if value is not None}}
@@ -91,17 +91,20 @@ def _imported(files: Sequence[str], wishes: Any) -> tuple[Any, str]:
     called. A command's text may hold a secret: it is written nowhere."""
     from autotune.job.paths import exists
     from autotune.space.foreign.command_line import parse_command
-    from autotune.space.foreign.importing import GivenFile, import_job
-    from autotune.space.job_file.given_file import read_mapping
+    from autotune.space.foreign.importing import import_job
+    from autotune.space.job_file.given_file import beside, foreign_file
 
     if all(name.lower().endswith(_SUFFIXES) or Path(name).is_file() for name in files):
-        given = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in files]
-        return import_job(given, wishes, exists=exists), " ".join(files)[:500]
-    parsed = parse_command(files)
-    read = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in parsed.files]
+        paths = [Path(name) for name in files]
+        given = [foreign_file(path) for path in paths]
+        found = import_job(given, wishes, exists=exists, read=beside(paths))
+        return found, " ".join(files)[:500]
+    parsed = parse_command(files, beside([]))
+    paths = [Path(name) for name in parsed.files]
+    given = [foreign_file(path) for path in paths]
     wishes = replace(wishes, method=wishes.method or parsed.method)
     sources = " and ".join(["a command", *parsed.files])[:500]
-    return import_job(read, wishes, parsed, exists=exists), sources
+    return import_job(given, wishes, parsed, exists=exists, read=beside(paths)), sources
 
 
 def _plain(imported: Any) -> dict[str, Any]:

@@ -29,6 +29,20 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
         value = tool.as_is.get(knob.name, default)
         if value is not None:
             fixed[knob.name] = value
+    names = [name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.given(name)]
+    kinds = reading.definition.knob(DISTRIBUTED_TYPE)
+    kind = _sharding(launch.pins, processes).get(DISTRIBUTED_TYPE)
+    able = kind is None or kinds is None or kinds.choices is None or kind in kinds.choices
+    if launch.unread or launch.not_built or not able:
+        lost = (
+            *([] if able else [f"{kind} is not built for `{reading.method.name}`"]),
+            *launch.not_built,
+            *(f"`{name}` is not here: give it, too" for name in launch.unread),
+        )
+        reading.assumed.append(f"how devices share the training is searched ({', '.join(lost)})")
+        for name in names:
+            reading.leave(name, lost[0])
+        return
     pins = _sharding(launch.pins, processes)
     if reading.job.get("tuning") == "qlora" and pins.get(DISTRIBUTED_TYPE) in (DEEPSPEED, FSDP):
         reading.assumed.append(
@@ -37,14 +51,21 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
         )
         pins = _sharding({}, processes)
     fixed.update(pins)
-    names = [name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.given(name)]
     for name in names:
         if pins:
             reading.end(name, "carried", f"fixed: {', '.join(f'{k} {v}' for k, v in pins.items())}")
         else:
             reading.leave(name, "one process shares nothing with others")
-    if "zero_stage" in pins and isinstance(reading.given("deepspeed"), str):
-        reading.assumed.append(f"fixed.zero_stage: {pins['zero_stage']} (by the file's name)")
+    kind = pins.get(DISTRIBUTED_TYPE)
+    if kind == "MULTI_GPU" and launch.pins.get(DISTRIBUTED_TYPE) == DEEPSPEED:
+        reading.assumed.append(
+            f"fixed.{DISTRIBUTED_TYPE}: MULTI_GPU (ZeRO's stage 0 divides nothing)"
+        )
+    if "zero_stage" in pins and launch.guessed:
+        reading.assumed.append(
+            f"fixed.zero_stage: {pins['zero_stage']} (by the name of `{launch.guessed}`, which is "
+            "not here)"
+        )
 
 
 def _is_open(knob: Knob, reading: Reading) -> bool:

@@ -49,6 +49,8 @@ def _read(reading: Reading) -> None:
     elif not reading.method.online:
         reading.assume("max_length", 512, "Axolotl's default")
     _read_trl(reading)
+    if reading.given("dp_shard_size") or reading.given("fsdp_version"):
+        reading.shards = True
     _read_data(reading)
 
 
@@ -60,6 +62,14 @@ def _read_tuning(reading: Reading) -> None:
         refuse(reading, "adapter", what, "`lora` and `qlora` can be tuned")
     quantised = adapter == "qlora" or (adapter == "lora" and (four or eight))
     tuning = "full" if adapter is None else "qlora" if quantised else "lora"
+    if adapter == "qlora" and not (four or eight):
+        reading.assumed.append(
+            "tuning: qlora (`load_in_4bit: true` is missing: Axolotl asks for it)"
+        )
+    if adapter is None and (four or eight):
+        reading.assumed.append(
+            "tuning: full (no `adapter` is named: a quantised base cannot train)"
+        )
     if adapter is None:
         reading.assume("tuning", "full", "no `adapter` is named")
     else:

@@ -17,6 +17,8 @@ _PARALLEL = {
     "tensor_parallel_dim": "tensor",
 }
 """Fields that let several devices work on the same rows."""
+_DIVIDED = ("dp_shard_size", "dp_replicate_size")
+"""Fields that say among how many devices rows are divided."""
 _TOTAL, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 
 
@@ -43,6 +45,7 @@ class Rows:
         """Return what the files say together; where they contradict each other, that is a
         problem."""
         micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
+        micro = reading.rows or micro
         deepspeed_steps = launch.batch.get(ACCUMULATION)
         steps = _agreed(reading, tool.accumulation, deepspeed_steps, tool.steps)
         _refuse_batch_size(reading, tool)
@@ -57,9 +60,15 @@ class Rows:
             reading.assumed.append(
                 f"devices: {processes} (DeepSpeed's `{_TOTAL}: {total}` says it)"
             )
+        sized = math.prod(reading.counted(n, 1) for n in _DIVIDED) * parallel
+        if launch.processes is None and not inferred and sized > 1:
+            processes, inferred = sized, True
+            reading.assumed.append(f"devices: {sized} (the product of the file's parallel sizes)")
         if processes % parallel:
             what = f"{processes} devices cannot be divided by {parallel}"
             reading.problems.append(Problem(where="num_processes", what=what))
+        elif parallel > 1:
+            _say_parallel(reading, micro, micro * steps * processes // parallel, processes)
         ways = max(processes // parallel, 1)
         if total is not None and total != micro * steps * ways:
             product = f"{micro} x {steps} x {ways} = {micro * steps * ways}"
@@ -67,6 +76,21 @@ class Rows:
             hint = "write `auto` into DeepSpeed's file"
             reading.problems.append(Problem(where=_TOTAL, what=what, hint=hint))
         return cls(micro=micro, steps=steps, processes=processes, ways=ways, inferred=inferred)
+
+
+def _say_parallel(reading: Reading, micro: int, rows: int, devices: int) -> None:
+    """Say what a job is that has whole rows where devices shared them; refuse it where they are
+    too few."""
+    what = "tensor and context parallelism are not built: a job's devices have whole rows each"
+    if rows % (micro * devices if reading.as_is else devices):
+        more = f", and {rows} rows a step cannot be divided among {devices} devices"
+        hint = (
+            f"what fits can be asked of a like job: {devices} rows a step, without parallel "
+            "sizes; it takes more memory of a GPU than their training"
+        )
+        reading.problems.append(Problem(where="parallel sizes", what=what + more, hint=hint))
+    else:
+        reading.assumed.append(f"{what}, so a plan overstates a GPU's memory")
 
 
 def _refuse_batch_size(reading: Reading, tool: Tool) -> None:

@@ -18,13 +18,16 @@ from autotune.space.foreign import as_is, launch, trl
 from autotune.space.foreign.batch import Rows, set_rows
 from autotune.space.foreign.command_line import Command
 from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, Imported
-from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.launch import Launch, Read
 from autotune.space.foreign.launcher import of_settings
 from autotune.space.foreign.owner import part_of, refuse_part, tool_of
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.registry import is_registry
 from autotune.space.foreign.secrets import without_secret
 from autotune.space.foreign.tool import SHARDING, Tool
+from autotune.space.job_file.problems import as_yaml
+from autotune.space.knobs import MINI_BATCHES, condition_holds
+from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP
 
 _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
 
@@ -36,10 +39,12 @@ class GivenFile:
     Attributes:
         name: as messages have it.
         data: the mapping that it holds.
+        twice: keys that it has twice.
     """
 
     name: str
     data: Mapping[str, Any]
+    twice: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +53,13 @@ class Wishes:
 
     Attributes:
         method: of the training, where the files do not say it.
-        processes: devices that train, over all machines; None: as the files say, or one.
-        per_machine: devices of each machine, in place of `processes`.
+        devices: of each machine; None: as the files say, or one.
         nodes: machines.
         as_is: whether everything stays as the files have it, so that a plan says whether it fits.
     """
 
     method: str = ""
-    processes: int | None = None
-    per_machine: int | None = None
+    devices: int | None = None
     nodes: int | None = None
     as_is: bool = False
 
@@ -67,12 +70,14 @@ def import_job(
     command: Command | None = None,
     *,
     exists: Callable[[str], bool] = lambda _: False,
+    read: Read = lambda _: None,
 ) -> Imported:
     """Return the job of one trainer's file and of what launches it.
 
     Args:
         command: what would start it; its flags go before the trainer's file.
         exists: whether there is such a file or folder here.
+        read: returns what a file holds that these name.
 
     Raises:
         UserError: no file configures a training, several do, or one says what cannot be tuned.
@@ -81,7 +86,7 @@ def import_job(
     trainer, tool = _trainer(files, command)
     settings = Launch()
     if not command.of_a_script:
-        settings, data = of_settings(trainer.data)
+        settings, data = of_settings(trainer.data, read)
         trainer = replace(trainer, data=data)
     method = _method(trainer, tool, wishes)
     definition = load_definition(method)
@@ -90,26 +95,28 @@ def import_job(
     )
     reading.exists = exists
     reading.registry = next((f.data for f in files if is_registry(f.data)), {})
-    found = command.variables
-    found = found.joined(launch.of_trainer(*(reading.given(name) for name in _LAUNCHES)))
-    for part in (*map(_launch_of, files), settings, command.launch):
-        found = found.joined(part)
+    found = _launched(reading, files, (command.variables, settings, command.launch), read)
     found = _with_wishes(found, wishes)
+    _say_twice(reading, tool, files)
+    reading.own_program = command.tool is not None
     tool.read(reading)
     for name, value in found.trainer.items():
         if not reading.has(name) and name not in reading.data:
-            reading.write(f"training.{name}", value)
-    if found.precision and "precision" not in reading.job:
-        reading.write("precision", found.precision)
+            reading.place(f"accelerate's {name}", name, value)
+    _read_precision(reading, found)
     if found.cpu:
         reading.write("devices.kind", "cpu")
+    if reading.shards and DISTRIBUTED_TYPE not in found.pins:
+        found = replace(found, pins={**found.pins, DISTRIBUTED_TYPE: FSDP})
     rows = Rows.of(reading, tool, found)
     set_rows(reading, tool, rows)
+    _read_episodes(reading)
     _read_launch(reading, found, rows)
     _read_table(reading, tool)
     _set_defaults(reading, tool)
+    _leave_dormant(reading)
     if wishes.as_is:
-        as_is.pin(reading, tool, found, rows.ways)
+        as_is.pin(reading, tool, found, rows.processes)
     if reading.problems:
         raise UserError(*(_at(problem, trainer.name) for problem in reading.problems))
     fates = tuple(map(without_secret, (*reading.fates.values(), *_launch_fates(found, reading))))
@@ -153,6 +160,8 @@ def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
     if method in METHODS:
         return str(method)
     methods = ", ".join(METHODS)
+    if method:
+        raise user_error(f"{method[:80]} is not a method of autotune ({methods})", where="--method")
     value = data.get(tool.says_method) if tool.says_method else None
     if value is not None and not wishes.method:
         what = f"autotune cannot train this: `{tool.says_method}: {str(value)[:80]}`"
@@ -162,26 +171,33 @@ def _method(trainer: GivenFile, tool: Tool, wishes: Wishes) -> str:
     raise user_error(what, where=trainer.name, hint=hint)
 
 
-def _launch_of(file: GivenFile) -> Launch:
+def _launched(
+    reading: Reading, files: Sequence[GivenFile], of_command: Sequence[Launch], read: Read
+) -> Launch:
+    """Return what everything together says of the launch; what comes later goes first."""
+    variables, settings, flags = of_command
+    found = variables.joined(launch.of_trainer(*map(reading.given, _LAUNCHES), read=read))
+    for part in (*(_launch_of(file, read) for file in files), settings, flags):
+        found = found.joined(part)
+    return found
+
+
+def _launch_of(file: GivenFile, read: Read) -> Launch:
     """Return what a file says of the launch; nothing where it is none of a launcher."""
     part = part_of(file.data) if tool_of(file.data) is None else None
     if part == "accelerate":
-        found = launch.of_accelerate(file.data)
-    elif part == "DeepSpeed":
-        found = launch.of_deepspeed(file.data)
-    else:
-        return Launch()
-    fates = (replace(fate, field=f"{part}: {fate.field}") for fate in found.fates)
-    return replace(found, fates=tuple(fates))
+        return launch.of_part(part, launch.of_accelerate(file.data, read))
+    if part == "DeepSpeed":
+        return launch.of_part(part, launch.of_deepspeed(file.data))
+    return Launch()
 
 
 def _with_wishes(found: Launch, wishes: Wishes) -> Launch:
     if wishes.nodes is not None:
         found = replace(found, nodes=wishes.nodes)
-    count = wishes.per_machine or wishes.processes
-    if count is None:
-        return found
-    return replace(found, count=count, per_machine=wishes.per_machine is not None)
+    return (
+        found if wishes.devices is None else replace(found, count=wishes.devices, per_machine=True)
+    )
 
 
 def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
@@ -192,11 +208,14 @@ def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
             what = f"{rows.processes} processes cannot be divided among {found.machines} machines"
             reading.problems.append(Problem(where="num_processes", what=what))
         reading.write("devices.count", count)
+        if found.machines > 1:
+            both = f"{rows.processes} in all, {count} on each of {found.machines}"
+            reading.assumed.append(f"devices.count: {count} ({both})")
     else:
         each = f" on each of {found.machines} machines" if found.machines > 1 else ""
         reading.assumed.append(
-            f"devices: 1{each} (nothing says how many; `--devices {4 * found.machines}` does, and "
-            "the global batch follows)"
+            f"devices: 1{each} (nothing says how many; `--devices 4` does, and the global batch "
+            "follows)"
         )
     if found.nodes is None:
         reading.assumed += found.assumed
@@ -210,6 +229,56 @@ def _read_launch(reading: Reading, found: Launch, rows: Rows) -> None:
     lone = rows.processes == 1 and reading.job.get("tuning") != "qlora" and not reading.as_is
     if lone and found.pins.get("offload_optimizer_device") == "cpu":
         reading.write("recipe.offload_optimizer_device", ["none", "cpu"])
+
+
+def _say_twice(reading: Reading, tool: Tool, files: Sequence[GivenFile]) -> None:
+    """Say which value of a key counts that is there twice; refuse it where the tool does."""
+    for problem in (problem for file in files for problem in file.twice):
+        if tool.reads_by_omegaconf:
+            raise UserError(problem)
+        reading.assumed.append(f"{problem.what}: the last one counts ({problem.where})")
+
+
+def _read_precision(reading: Reading, found: Launch) -> None:
+    """Read the mixed precision of a launcher's file: a trainer's that is on goes before it."""
+    ours = reading.job.get("precision")
+    if not found.precision or found.precision == ours:
+        return
+    silent = ours is None or (ours == "fp32" and found.precision != "fp32")
+    if silent:
+        reading.write("precision", found.precision)
+        reading.assumed[:] = [t for t in reading.assumed if not t.startswith("precision: ")]
+    if ours is not None:
+        names = {True: f"accelerate's ({found.precision})", False: f"the trainer's file's ({ours})"}
+        reading.assumed.append(
+            f"precision: {reading.job['precision']} (two files disagree: {names[silent]} counts, "
+            f"not {names[not silent]})"
+        )
+
+
+def _read_episodes(reading: Reading) -> None:
+    """Read how long PPO trains: in updates, not in prompts."""
+    total = reading.given("total_episodes")
+    if reading.method.name == "ppo" and isinstance(total, int) and total > 0:
+        update = reading.job["global_batch_size"] * reading.counted(MINI_BATCHES, 1)
+        reading.carry("total_episodes", "training.max_steps", -(-total // update))
+
+
+def _leave_dormant(reading: Reading) -> None:
+    """Leave out what other settings switch off, and what this method's trainer cannot do."""
+    fixed, training = reading.job.get("fixed", {}), reading.job.get("training", {})
+    context = {"job.tuning": reading.job.get("tuning", "full"), **fixed}
+    for name in list(fixed):
+        knob = reading.definition.knob(name)
+        for other, condition in knob.only_if.items() if knob else ():
+            if other in context and not condition_holds(condition, context[other], context):
+                text = f"{other.removeprefix('job.')}: {as_yaml(context[other])}"
+                reading.drop(("fixed", name), f"no effect with `{text}`")
+                break
+    for name, value in list(training.items()):
+        able = reading.method.refusals.get(name)
+        if able is not None and value not in (None, False, *able[0]):
+            reading.drop(("training", name), able[1])
 
 
 def _read_table(reading: Reading, tool: Tool) -> None:
@@ -257,10 +326,21 @@ def _set_defaults(reading: Reading, tool: Tool) -> None:
 
 
 def _launch_fates(found: Launch, reading: Reading) -> list[Fate]:
+    if found.precision != reading.job.get("precision"):
+        fates = [
+            replace(fate, kind=LEFT, detail="the trainer's file goes before it")
+            if (fate.kind, fate.detail) == (CARRIED, "precision")
+            else fate
+            for fate in found.fates
+        ]
+        found = replace(found, fates=tuple(fates))
     if not reading.as_is:
         return list(found.fates)
     pinned = "distributed_type" in reading.job.get("fixed", {})
-    detail = "fixed" if pinned else "one process shares nothing"
+    lost = found.unread or found.not_built
+    detail = (
+        "fixed" if pinned else "not all of it is known" if lost else "one process shares nothing"
+    )
     return [
         replace(fate, kind=CARRIED if pinned else LEFT, detail=detail)
         if fate.kind == SEARCHED

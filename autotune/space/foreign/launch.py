@@ -1,7 +1,7 @@
 """What launches a training: accelerate's YAML, DeepSpeed's JSON, and flags of launchers. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from autotune.space.sharding.sharding import (
     RESHARD,
 )
 
+CONFIG = "deepspeed_config_file"
 KNOBS = {
     "zero_stage": "zero_stage",
     "zero_optimization.stage": "zero_stage",
@@ -51,6 +52,11 @@ PARALLEL = {
 """Fields of accelerate and DeepSpeed that let several devices work on the same rows."""
 _RESHARDS = ("true", "full_shard", "hybrid_shard", "1", "4")
 """FSDP 1's strategies, by name or number, after which weights are divided again."""
+CHECKPOINTING = "gradient_checkpointing"
+_NOT_BUILT = ("MEGATRON_LM", "XLA", "TP")
+"""Kinds of accelerate's that share a training as no job does."""
+Read = Callable[[str], Mapping[str, Any] | None]
+"""Return what a file holds that another one names; None: it is not here."""
 _NAMED = re.compile(r"(?:z|zero|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
 
 
@@ -68,6 +74,9 @@ class Launch:
         batch: DeepSpeed's own numbers of rows, by its names.
         trainer: fields of the trainer that only these files have.
         precision: mixed precision; empty: nothing says it.
+        unread: files that share the training, and are not here.
+        guessed: what is taken of the name of such a file.
+        not_built: ways to share the training that no job has.
         assumed: what is left open, as sentences.
         fates: what became of each field.
     """
@@ -82,6 +91,9 @@ class Launch:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     precision: str = ""
     cpu: bool = False
+    unread: tuple[str, ...] = ()
+    guessed: str = ""
+    not_built: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     fates: tuple[Fate, ...] = ()
 
@@ -111,16 +123,20 @@ class Launch:
             trainer={**self.trainer, **other.trainer},
             precision=other.precision or self.precision,
             cpu=self.cpu or other.cpu,
+            unread=(*self.unread, *other.unread),
+            guessed=other.guessed or self.guessed,
+            not_built=(*self.not_built, *other.not_built),
             assumed=(*self.assumed, *other.assumed),
             fates=(*self.fates, *other.fates),
         )
 
 
-def of_accelerate(data: Mapping[str, Any]) -> Launch:
+def of_accelerate(data: Mapping[str, Any], read: Read) -> Launch:
     """Return what accelerate's file says."""
     launch = Launch()
-    for name, value in _leaves(data):
-        launch = launch.joined(accelerate_field(name, value))
+    for name, value in leaves(data):
+        found = of_file(value, read) if name.endswith(f".{CONFIG}") else None
+        launch = launch.joined(found or accelerate_field(name, value))
     kind = str(data.get("distributed_type"))
     several = (launch.count or 1) > 1 or launch.machines > 1
     # YAML reads NO without quotes as false. `mpirun_config` starts as many as are said.
@@ -129,7 +145,7 @@ def of_accelerate(data: Mapping[str, Any]) -> Launch:
         launch = replace(launch, count=None, nodes=None, fates=tuple(fates))
     if kind == DEEPSPEED and "zero_stage" not in launch.pins:
         section = data.get("deepspeed_config")
-        if isinstance(section, Mapping) and "deepspeed_config_file" not in section:
+        if isinstance(section, Mapping) and CONFIG not in section:
             launch = replace(launch, pins={**launch.pins, "zero_stage": 2})
     return launch
 
@@ -150,16 +166,27 @@ def accelerate_field(name: str, value: Any) -> Launch:
     if last in PARALLEL and is_count(value):
         return _parallel(name, last, value)
     if last == "mixed_precision":
-        known = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}.get(str(value).lower(), "")
+        words = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", "false": "fp32"}
+        known = words.get(str(value).lower(), "")
         kind: FateKind = CARRIED if known else LEFT
         return Launch(precision=known, fates=(fate_of(name, value, kind, "precision"),))
     if last == "use_cpu":
         cpu = value is True
         detail = "devices.kind"
         return Launch(cpu=cpu, fates=(fate_of(name, value, CARRIED, detail),))
+    if last == DISTRIBUTED_TYPE and str(value).upper() in _NOT_BUILT:
+        fate = fate_of(name, value, LEFT, "it is not built")
+        return Launch(not_built=(f"{name}: {value}",), fates=(fate,))
     if last == DISTRIBUTED_TYPE:
-        pins = {DISTRIBUTED_TYPE: str(value)}
+        pins = {DISTRIBUTED_TYPE: str(value).upper()}
         return Launch(pins=pins, fates=(fate_of(name, value, SEARCHED, SHARDING),))
+    if last == "fsdp_activation_checkpointing" and str(value).lower() == "true":
+        fate = fate_of(name, value, CARRIED, CHECKPOINTING)
+        return Launch(trainer={CHECKPOINTING: True}, fates=(fate,))
+    if last in ("fsdp_offload_params", "fsdp_cpu_offload"):
+        off = str(value).lower() != "true"
+        detail = "off" if off else "FSDP's offloading is not built: it takes less memory of a GPU"
+        return Launch(fates=(fate_of(name, value, LEFT, detail),))
     if last in KNOBS:
         return _knob(name, last, value)
     if last == "gradient_accumulation_steps" and is_count(value):
@@ -173,7 +200,7 @@ def accelerate_field(name: str, value: Any) -> Launch:
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
     """Return what DeepSpeed's file says."""
     launch = Launch(pins={DISTRIBUTED_TYPE: DEEPSPEED})
-    for name, value in _leaves(data):
+    for name, value in leaves(data):
         launch = launch.joined(_deepspeed_field(name, value))
     return launch
 
@@ -229,19 +256,39 @@ def _knob(name: str, key: str, value: Any) -> Launch:
     return Launch(pins=pins, fates=(fate_of(name, value, SEARCHED, SHARDING),))
 
 
-def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
+def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any, *, read: Read) -> Launch:
     """Return what fields of a trainer's own file say: a DeepSpeed file by name or whole, or
     FSDP."""
-    if isinstance(deepspeed, Mapping):
-        return replace(of_deepspeed(deepspeed), fates=())
     if deepspeed:
-        return Launch(pins=of_named(deepspeed))
-    config = fsdp_config if isinstance(fsdp_config, Mapping) else {}
+        return of_file(deepspeed, read)
+    config = read(fsdp_config) if isinstance(fsdp_config, str) else fsdp_config
+    config = config if isinstance(config, Mapping) else {}
     if not fsdp and not config.get("reshard_after_forward"):
         return Launch()
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
     reshard = config.get("reshard_after_forward", "shard_grad_op" not in words)
-    return Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshards(reshard)})
+    offload = "offload" in words.split() or config.get("offload_params") in (True, "true")
+    found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshards(reshard)})
+    return found.joined(accelerate_field("fsdp_offload_params", True)) if offload else found
+
+
+def of_file(given: Any, read: Read) -> Launch:
+    """Return what a DeepSpeed file says, whole or by its name: a file that is here is read, of any
+    other only the name is known, if that says anything."""
+    data = given if isinstance(given, Mapping) else read(str(given))
+    if data is not None:
+        return of_part("DeepSpeed", of_deepspeed(data))
+    pins = of_named(given)
+    if pins:
+        return Launch(pins=pins, guessed=str(given))
+    fate = fate_of(f"DeepSpeed: {given}", given, LEFT, f"it is not here: give `{given}`, too")
+    return Launch(unread=(str(given),), fates=(fate,))
+
+
+def of_part(part: str, found: Launch) -> Launch:
+    """Return what a file says, its fields under the name of whose it is."""
+    fates = (replace(fate, field=f"{part}: {fate.field}") for fate in found.fates)
+    return replace(found, fates=tuple(fates))
 
 
 def reshards(value: Any) -> bool:
@@ -262,13 +309,13 @@ def of_named(name: Any) -> dict[str, Any]:
     return pins
 
 
-def _leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+def leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     """Return its fields, the parts of a nested name joined by dots."""
     found: list[tuple[str, Any]] = []
     for name, value in data.items():
         full = f"{path}.{name}" if path else str(name)
         if isinstance(value, Mapping) and value:
-            found += _leaves(value, full)
+            found += leaves(value, full)
         else:
             found.append((full, value))
     return found

@@ -1,17 +1,25 @@
 """Flags of launchers and variables of the environment that say how many processes train. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from autotune.facts.stack import source_of
+from autotune.job.yaml_file import parse_yaml
 from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, Fate
 from autotune.space.foreign.launch import (
+    CONFIG,
     KNOBS,
     PARALLEL,
     WHERE,
     Launch,
+    Read,
     accelerate_field,
     fate_of,
     is_count,
+    of_accelerate,
+    of_file,
+    of_part,
 )
 from autotune.space.foreign.tool import SHARDING
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP
@@ -21,30 +29,28 @@ _NODES = ("num_machines", "nnodes", "num_nodes")
 COUNTS = frozenset({*_OF_ALL, *_OF_EACH, *_NODES})
 """Settings of launchers that TRL and Axolotl take among their own."""
 _CONFIG = "accelerate_config"
-_SHIPPED = ("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3")
-"""Files of accelerate's that TRL brings along, for 8 processes each."""
 _KINDS = {"use_deepspeed": DEEPSPEED, "use_fsdp": FSDP}
 _OPEN = ("gpu", "auto", "cpu", "xpu")
 """Words for which torchrun counts devices itself."""
 
 
-def of_flags(flags: Mapping[str, Any], launcher: str) -> Launch:
+def of_flags(flags: Mapping[str, Any], launcher: str, read: Read) -> Launch:
     """Return what the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
     launch = Launch()
     if launcher == "torchrun" and str(flags.get("nproc_per_node", "")).lower() not in _OPEN:
         launch = Launch(count=1, per_machine=True)  # unless its flag says more
     for name, value in flags.items():
-        launch = launch.joined(_flag(name.replace("-", "_"), value, f"--{name}"))
+        launch = launch.joined(_flag(name.replace("-", "_"), value, f"--{name}", read))
     return launch
 
 
-def of_settings(data: Mapping[str, Any]) -> tuple[Launch, dict[str, Any]]:
+def of_settings(data: Mapping[str, Any], read: Read) -> tuple[Launch, dict[str, Any]]:
     """Return what a trainer's fields say of its launcher, and the other fields."""
     launch, rest = Launch(), dict(data)
     names = [name for name in data if name in COUNTS or name == "mixed_precision"]
     for name in (_CONFIG, *names):
         if name in rest:
-            launch = launch.joined(_flag(name, rest.pop(name), name))
+            launch = launch.joined(_flag(name, rest.pop(name), name, read))
     return launch, rest
 
 
@@ -77,7 +83,7 @@ def without_counts(variables: Launch) -> Launch:
     return Launch(visible=variables.visible, fates=tuple(fates))
 
 
-def _flag(key: str, value: Any, spelling: str) -> Launch:
+def _flag(key: str, value: Any, spelling: str, read: Read) -> Launch:
     """Return what one setting says.
 
     Args:
@@ -94,12 +100,23 @@ def _flag(key: str, value: Any, spelling: str) -> Launch:
         fate = fate_of(spelling, value, SEARCHED, SHARDING)
         return Launch(pins={DISTRIBUTED_TYPE: _KINDS[key]}, fates=(fate,))
     if key == _CONFIG:
-        if str(value) in (*_SHIPPED, "single_gpu"):
-            count = 8 if value in _SHIPPED else 1
-            return Launch(
-                count=count, fates=(fate_of(spelling, value, CARRIED, f"devices: {count}"),)
+        text = (
+            source_of("trl", f"accelerate_configs/{value}.yaml")
+            if str(value).isidentifier()
+            else ""
+        )
+        data = parse_yaml(text, "TRL's file")[0] if text else read(str(value))
+        if data is not None:
+            fate = fate_of(
+                spelling, value, CARRIED, "TRL brings that file along" if text else "read"
             )
-        return Launch(fates=(fate_of(spelling, value, LEFT, "give that file, too"),))
+            found = of_part("accelerate", of_accelerate(data, read))
+            return replace(found, fates=(fate, *(() if text else found.fates)))
+        return Launch(
+            unread=(str(value),), fates=(fate_of(spelling, value, LEFT, "give that file, too"),)
+        )
+    if key == CONFIG:
+        return of_file(value, read)
     if key == "hostfile":
         text = "machines: 1 (`--hostfile` lists them; `--nodes 2` says how many)"
         return Launch(assumed=(text,), fates=(fate_of(spelling, value, LEFT, WHERE),))

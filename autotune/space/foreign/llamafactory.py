@@ -140,6 +140,8 @@ def _read_tuning(reading: Reading) -> None:
             reading.write("fixed.load_in_8bit", True)
         elif str(bits) != "4":
             refuse(reading, "quantization_bit", f"`{bits}` bits: a base has 4 or 8")
+    parts = ("quantization_method", "quantization_type", "double_quantization")
+    reading.say_half("quantization_bit: 4", bits is not None, parts)
     method = reading.given("quantization_method")
     if str(method or "bnb") in ("bnb", "bitsandbytes"):
         reading.end("quantization_method", "carried", "tuning: qlora is bitsandbytes's")
@@ -169,6 +171,7 @@ TOOL = Tool(
     marks=frozenset({"stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"}),
     rules=_RULES,
     method=_method,
+    reads_by_omegaconf=True,
     read=_read,
     defaults={
         "learning_rate": 5e-5,

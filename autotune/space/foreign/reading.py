@@ -1,7 +1,8 @@
 """A job while it is made of another tool's fields. Pure."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autotune.errors import Problem
@@ -34,6 +35,9 @@ class Reading:
         assumed: what the file does not say, as sentences.
         problems: what is wrong with values that are needed to make a job at all.
         registry: data sets by name, where a file that lists them was given.
+        shards: whether several devices divide the weights by FSDP, where no launcher says more.
+        rows: of a micro-batch, where no field of theirs says it.
+        own_program: whether the tool's own program reads its fields, not one like it.
         exists: whether there is such a file or folder here.
     """
 
@@ -54,6 +58,8 @@ class Reading:
         self.problems: list[Problem] = []
         self.origins: dict[tuple[str, ...], str] = {}
         self.registry: Mapping[str, Any] = {}
+        self.own_program = self.shards = False
+        self.rows: int | None = None
         self.exists: Callable[[str], bool] = lambda _: False
         self._fields = training_fields(method.name)
         self._types = field_types(method.name)
@@ -63,6 +69,15 @@ class Reading:
         value = self.data.get(name)
         return None if isinstance(value, str) and value.lower() in _NOTHING else value
 
+    def say_half(self, switch_name: str, on: bool, fields: Sequence[str]) -> None:
+        """Say that nothing is quantised where only details of it are given."""
+        given = [name for name in fields if self.given(name) is not None]
+        if given and not on:
+            why = f"`{switch_name}` is missing, so these do nothing: {', '.join(given)}"
+            self.assumed.append(f"nothing is quantised: {why}")
+            for name in given:
+                self.leave(name, f"nothing is quantised without `{switch_name}`")
+
     def is_on(self, name: str) -> bool:
         """True if a switch of theirs is on."""
         return switch(self.given(name)) is True
@@ -71,6 +86,15 @@ class Reading:
         """True if the job says something of a field, a knob or a training field already."""
         places = (self.job, self.job.get("fixed", {}), self.job.get("training", {}))
         return any(ours in place for place in places)
+
+    def drop(self, path: tuple[str, str], reason: str) -> None:
+        """Take a field out of the job again."""
+        del self.job[path[0]][path[1]]
+        field = self.origins.pop(path, None)
+        if field is None:
+            self.assumed[:] = [t for t in self.assumed if not t.startswith(f"{'.'.join(path)}: ")]
+        else:
+            self.fates[field] = replace(self.fates[field], kind=LEFT, detail=reason)
 
     def add(self, field: str, value: Any) -> None:
         """Add a field of a section that is read part by part."""
@@ -182,6 +206,8 @@ class Reading:
         """Return a value as the type of its field has it: tools take words for switches and
         numbers."""
         kinds = self._types.get(name, "")
+        if value is False and "Strategy" in kinds:
+            return "no"  # YAML 1.1 has false for it
         if not isinstance(value, str):
             return int(value) if isinstance(value, float) and _counts(kinds, value) else value
         on = switch(value)

@@ -36,6 +36,7 @@ class Tool:
         as_is: speed knobs as the tool has them, which TRL has otherwise.
         takes_trainer_fields: whether a field that no rule names may be one of the trainer's.
         dumps_defaults: whether its files list all fields, those that nobody set among them.
+        reads_by_omegaconf: whether a key that its file has twice ends its training.
         hidden: prefixes of fields that no job has, and why.
         says_method: the field that names the method, where there is one.
         flat: a file's fields as the table names them.
@@ -54,6 +55,7 @@ class Tool:
     as_is: Mapping[str, Any] = field(default_factory=dict)
     takes_trainer_fields: bool = True
     dumps_defaults: bool = False
+    reads_by_omegaconf: bool = False
     hidden: Mapping[str, str] = field(default_factory=dict)
     says_method: str = ""
     flat: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
@@ -95,7 +97,8 @@ def read_model(reading: Reading, field_name: str) -> None:
         return
     known = known_model(given.rstrip("/").rpartition("/")[2])
     known = known or known_model(given.rstrip("/").rpartition("/")[2].removeprefix("Meta-"))
-    if given.startswith(("/", ".", "~")) and not reading.exists(given) and known is not None:
+    folder = given.startswith(("/", ".", "~")) or reading.tool == "torchtune"
+    if folder and not reading.exists(given) and known is not None:
         reading.carry(
             field_name, "model", known.hub_id, detail=f"model: {known.hub_id}, by its name"
         )

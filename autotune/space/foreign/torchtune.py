@@ -7,10 +7,15 @@ from typing import Any
 from autotune.space.foreign.fields import Rule, leave, leave_all, to
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import Tool, read_model, refuse, set_lengths
+from autotune.space.knobs import ACCUMULATION, MINI_BATCHES
 
 COMPONENT = "_component_"
 _LOSSES = {
     "DPOLoss": "dpo",
+    "PPOLoss": "ppo",
+    "GRPOLoss": "grpo",
+    "GRPOSimpleLoss": "grpo",
+    "GRPOWithChunkedOutputLoss": "grpo",
     "CEWithChunkedOutputLoss": "sft",
     "LinearCrossEntropyLoss": "sft",
     "CrossEntropyLoss": "sft",
@@ -51,6 +56,25 @@ _RULES: dict[str, Rule] = {
     "log_every_n_steps": to("logging_steps"),
     "dataset.packed": to("packing"),
     "max_steps_per_epoch": leave("`training: {max_steps: ...}` is the number of all steps"),
+    "grpo_samples": to("num_generations"),
+    "num_generations": to("num_generations"),
+    "loss.kl_coeff": to("beta"),
+    "loss.epsilon": to("epsilon"),
+    "temperature": to("temperature"),
+    "top_k": to("top_k"),
+    "kl_coeff": to("kl_coef"),
+    "gamma": to("gamma"),
+    "lmbda": to("lam"),
+    "whiten_rewards": to("whiten_rewards"),
+    "min_response_length": leave(_OWN),
+    "penalise_no_eos": leave(_OWN),
+    "reward_penalty": leave(_OWN),
+    "num_steps": leave("a job says how long by `training: {max_steps: ...}`"),
+    "forward_batch_size": leave("it cuts what is generated and scored, not what is trained"),
+    "stop_token_ids": leave(_OWN),
+    "seed_generation": leave(_OWN),
+    "save_every_n_steps": leave(_OWN),
+    "save_every_n_epochs": leave(_OWN),
     "optimizer_in_bwd": leave(
         "TRL's optimizer steps after the backward pass; it needs more memory"
     ),
@@ -63,7 +87,8 @@ _RULES: dict[str, Rule] = {
 }
 _HIDDEN = dict.fromkeys(
     ("metric_logger", "profiler", "checkpointer", "tokenizer", "dataset", "dataset_val",
-     "lr_scheduler", "optimizer", "loss", "model", "log_"), _OWN
+     "lr_scheduler", "optimizer", "loss", "model", "log_", "policy_model", "reward_and_value_model",
+     "value_checkpointer", "reward_checkpointer", "ref_checkpointer", "ref_policy"), _OWN
 )  # fmt: skip
 
 
@@ -109,6 +134,7 @@ def _read(reading: Reading) -> None:
     reading.end(f"loss.{COMPONENT}", "carried", f"method: {reading.method.name}")
     _read_model(reading)
     _read_modules(reading)
+    reading.shards = True  # every distributed recipe of torchtune's does
     dtype = str(reading.given("dtype"))
     if dtype in _DTYPES:
         reading.carry("dtype", "precision", dtype, detail="precision and fixed.dtype")
@@ -116,16 +142,38 @@ def _read(reading: Reading) -> None:
     elif reading.given("dtype") is not None:
         refuse(reading, "dtype", f"`{dtype}` is not bf16 or fp32")
     _read_optimizer(reading)
+    if reading.method.online:
+        _read_rows(reading)
     length = "tokenizer.max_seq_len"
     if reading.given(length) is not None:
         reading.place(length, "max_length", reading.given(length))
-    else:
+    elif not reading.method.online:
         reading.assume("max_length", None, "no `tokenizer.max_seq_len`: torchtune never truncates")
         reading.end(length, "carried", "max_length: null")
     for name in [name for name in reading.data if name.startswith("dataset.")]:
         if name != "dataset.packed":
             reading.leave(name, "torchtune's data set classes form rows as TRL does not")
     set_lengths(reading, "torchtune's data set classes form rows as TRL does not")
+
+
+def _read_rows(reading: Reading) -> None:
+    """Read lengths and rows of a method that generates: they are counted in completions."""
+    grpo = reading.method.name == "grpo"
+    longest = {name: to(reading.method.completion) for name in ("max_generated_tokens",)}
+    epochs = to("num_iterations" if grpo else "num_ppo_epochs")
+    for name, rule in {**longest, "ppo_epochs": epochs}.items():
+        if reading.given(name) is not None:
+            reading.apply(name, rule)
+    rows, steps = reading.counted("batch_size", 1), reading.counted(ACCUMULATION, 1)
+    if grpo:
+        group = "grpo_samples" if reading.given("grpo_samples") else "num_generations"
+        reading.rows = rows * reading.counted(group, 1)
+    elif reading.given("ppo_batch_size") is not None:
+        mini = reading.counted("ppo_batch_size", rows)
+        reading.rows = max(mini // steps, 1)
+        reading.carry("ppo_batch_size", f"fixed.{MINI_BATCHES}", max(rows // mini, 1))
+    if grpo and reading.given("loss.kl_coeff") is None:
+        reading.end("loss.kl_coeff", "carried", "off")
 
 
 def _read_model(reading: Reading) -> None:
@@ -181,6 +229,7 @@ TOOL = Tool(
     marks=frozenset({"tokenizer", "checkpointer", "recipe_checkpoint", "loss", "optimizer"}),
     rules=_RULES,
     method=_method,
+    reads_by_omegaconf=True,
     read=_read,
     micro="batch_size",
     rows=1,

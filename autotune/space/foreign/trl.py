@@ -15,6 +15,7 @@ from autotune.space.foreign.tool import (
     set_lengths,
     words,
 )
+from autotune.space.job_file.online import is_reward
 
 _MARKS = words(
     "model_name_or_path output_dir per_device_train_batch_size per_device_eval_batch_size "
@@ -23,6 +24,7 @@ _MARKS = words(
     "warmup_ratio logging_steps save_steps save_strategy eval_strategy report_to"
 )
 _KERNELS = {True: "flash_attention_2", False: "sdpa"}
+_ADAPTERS = ("lora_r", "lora_target_modules")
 _SCRIPT = "of TRL's script, which a job has no field for"
 _RULES = {
     **TRAINER_RULES,
@@ -58,7 +60,7 @@ def _own_fields(method: str) -> frozenset[str]:
 def _read(reading: Reading) -> None:
     read_model(reading, "model_name_or_path")
     _read_tuning(reading)
-    read_precision(reading, default="auto" if _is_trl(reading) else "fp32")
+    read_precision(reading, default="fp32" if _is_dumped(reading) else "auto")
     for name in ("max_length", "max_seq_length"):
         if reading.given(name) is not None:
             reading.place(name, "max_length", reading.given(name))
@@ -67,24 +69,51 @@ def _read(reading: Reading) -> None:
             reading.carry(name, "fixed.dtype", "bfloat16")
         reading.assumed.append("fixed.dtype: bfloat16 (`auto`: nearly all models are stored so)")
     _read_data(reading)
+    _read_rewards(reading)
+    _read_ppo(reading)
 
 
-def _is_trl(reading: Reading) -> bool:
-    """True if TRL reads it, and not a program of its user's with plain TrainingArguments."""
-    return not ("logging_nan_inf_filter" in reading.data and len(reading.data) > 60)
+def _is_dumped(reading: Reading) -> bool:
+    """True if a program wrote the file, with fields that nobody set."""
+    return "logging_nan_inf_filter" in reading.data and len(reading.data) > 60
 
 
 def _read_tuning(reading: Reading) -> None:
     peft, four, eight = (reading.is_on(n) for n in ("use_peft", "load_in_4bit", "load_in_8bit"))
-    adapters = "lora" if peft else "full"
-    tuning = "qlora" if peft and (four or eight) else adapters
+    said = [name for name in _ADAPTERS if reading.given(name) is not None]
+    guess = bool(said) and reading.given("use_peft") is None and not reading.own_program
+    adapters = "lora" if peft or guess else "full"
+    tuning = "qlora" if adapters == "lora" and (four or eight) else adapters
+    if guess and not _is_dumped(reading):
+        reading.assume("tuning", tuning, f"`{said[0]}` is an adapter's")
+    reading.say_half("load_in_4bit", four or eight, ("bnb_4bit_quant_type", "use_bnb_nested_quant"))
     for name in ("use_peft", "load_in_4bit"):
         reading.carry(name, "tuning", tuning) if name in reading.data else None
-    if eight and peft:
+    if eight and adapters == "lora":
         reading.carry("load_in_8bit", "fixed.load_in_8bit", True)
         reading.write("tuning", tuning)
     elif not eight:
         reading.end("load_in_8bit", "carried", f"tuning: {tuning}")
+
+
+def _read_rewards(reading: Reading) -> None:
+    """Leave out rewards of a script of one's own: a run may need them, a plan does not."""
+    given = reading.given("reward_funcs")
+    names = given if isinstance(given, list) else [given]
+    if given is not None and not all(map(is_reward, names)):
+        for name in ("reward_funcs", "reward_weights"):
+            reading.leave(name, "the script knows these rewards; a run asks for its own")
+
+
+def _read_ppo(reading: Reading) -> None:
+    """Read the policy and the length of PPO, which a job says as other methods do."""
+    if reading.method.name != "ppo":
+        return
+    policy = reading.given("sft_model_path")
+    if policy is not None and policy != reading.given("model_name_or_path"):
+        reading.assumed.append(f"model: {policy} (the policy begins as `sft_model_path`)")
+    if isinstance(policy, str):
+        reading.carry("sft_model_path", "model", policy, detail="model: the policy begins as it")
 
 
 def _read_data(reading: Reading) -> None:

@@ -37,10 +37,9 @@ def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
         yield (GLOBAL_BATCH,), what, "give it in completions"
     yield from _of_generation(data.get("training"))
     yield from _of_rewards(data)
-    if not method.rewards_by_functions:
-        if data.get("reward_funcs"):
-            what = f"`method: {method.name}` is rewarded by a model"
-            yield ("reward_funcs",), what, "give a `reward_model_path`"
+    if not method.rewards_by_functions and data.get("reward_funcs"):
+        what = f"`method: {method.name}` is rewarded by a model"
+        yield ("reward_funcs",), what, "give a `reward_model_path`"
 
 
 def refuse_unrewarded(job: Job) -> None:

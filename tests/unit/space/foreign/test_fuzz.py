@@ -47,7 +47,7 @@ def attempt(
     command: Command | None = None,
 ) -> None:
     try:
-        found = import_job(given_files, Wishes(as_is=as_is, processes=processes), command)
+        found = import_job(given_files, Wishes(as_is=as_is, devices=processes), command)
     except UserError as error:
         assert all(problem.what for problem in error.problems)
         return
