@@ -31,8 +31,8 @@ from autotune.server.app import create_routes
 from autotune.server.service import open_service
 from autotune.server.settings import Allowed, Limits, Retention, Settings
 from autotune.space.definition import INCLUDES, SpaceDefinition, load_definition, shared_part
-from autotune.space.foreign.owner import TOOLS
-from autotune.space.foreign.tool import Tool
+from autotune.space.foreign.fields import EFFECTS
+from autotune.space.foreign.tool import Tool, tools
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes
 
@@ -69,7 +69,9 @@ autotune plan mine.yaml --device rtx-4090
 - **What is learned stays**: rank and modules of adapters, packing, the optimizer (where it is not
   AdamW), the data type of weights. Where the tool does something else than TRL unless told
   otherwise, its default is written into the job.
-- **Every field ends somewhere**: carried, searched instead, left out for a reason, or unknown.
+- **Every field ends somewhere**: carried, searched instead, or in one list of what is not carried,
+  by what that may change: what is learned, memory, speed, nothing; of a field that no table knows,
+  nobody can say.
   `--json` lists them. A key that is there twice counts as its trainer reads it, and what another
   setting switches off is left out. Rewards of a script of one's own are left out: a plan needs
   none, and a run asks for its own.
@@ -294,21 +296,18 @@ def _condition(condition: Any) -> str:
 def formats_page() -> str:
     """What fields of other tools are in a job."""
     text = "# Configurations of other tools\n\n" + NOTE + FORMATS_HEAD
-    for tool in TOOLS.values():
+    for tool in tools():
         text += f"\n## {tool.name}\n\n{_defaults_of(tool)}"
         text += "| theirs | in a job |\n|---|---|\n"
-        carried = {name: rule.ours for name, rule in tool.rules.items() if rule.ours}
-        text += "".join(f"| `{name}` | `{ours}` |\n" for name, ours in sorted(carried.items()))
-        reasons: dict[str, list[str]] = {}
-        for name, rule in tool.rules.items():
-            if rule.reason:
-                reasons.setdefault(rule.reason, []).append(f"`{name}`")
-        for start, reason in tool.hidden.items():
-            reasons.setdefault(reason, []).append(f"`{start}...`")
-        text += "\nLeft out:\n\n"
-        for reason, names in reasons.items():
-            line = f"- {reason}: {', '.join(names)}"
-            text += textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+        carried = sorted((name, field.ours) for name, field in tool.fields.items())
+        text += "".join(f"| `{name}` | `{ours}` |\n" for name, ours in carried)
+        text += "\nNot carried, by what it may change:\n\n"
+        for effect in EFFECTS:
+            names = [name.replace("*", "...") for name, e in tool.effects.items() if e == effect]
+            if names:
+                line = f"- {effect}: {', '.join(f'`{name}`' for name in names)}"
+                wrapped = textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False)
+                text += f"{wrapped}\n"
     return text
 
 

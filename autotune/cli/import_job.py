@@ -108,16 +108,18 @@ def _imported(files: Sequence[str], wishes: Any) -> tuple[Any, str]:
 
 
 def _plain(imported: Any) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "tool": imported.tool,
-        "job": imported.job,
-        "fields": [
-            {"field": f.field, "value": f.value, "fate": f.kind, "detail": f.detail}
-            for f in imported.fates
-        ],
-        "assumed": list(imported.assumed),
-    }
+    fields = [
+        {
+            "field": f.field,
+            "value": f.value,
+            "fate": f.kind,
+            "detail": f.detail,
+            "changes": f.changes,
+        }
+        for f in imported.fates
+    ]
+    told = {"schema": 1, "tool": imported.tool, "job": imported.job}
+    return {**told, "fields": fields, "assumed": list(imported.assumed)}
 
 
 def _say(imported: Any, out: Path | None) -> None:
@@ -129,15 +131,17 @@ def _say(imported: Any, out: Path | None) -> None:
 
 
 def imported_lines(imported: Any) -> Iterator[str]:
-    """Yield a line for each field, by what became of it, and what was assumed."""
-    from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN
+    """Yield a line for each field: the carried ones, and the others by what they may change; then
+    what was assumed."""
+    from autotune.space.foreign.fields import CARRIED, SEARCHED
 
-    titles = {CARRIED: "carried", SEARCHED: "searched instead", LEFT: "left out"}
+    of = {kind: [f for f in imported.fates if f.kind == kind] for kind in (CARRIED, SEARCHED)}
+    lists = {"carried:": of[CARRIED], "searched instead:": of[SEARCHED]}
+    lists["not carried, by what it may change:"] = imported.lost
     width = max((len(fate.field) for fate in imported.fates), default=0)
-    for kind, title in {**titles, UNKNOWN: "unknown"}.items():
-        fates = [fate for fate in imported.fates if fate.kind == kind]
+    for title, fates in lists.items():
         if fates:
-            yield f"{title}:"
+            yield title
         for fate in fates:
             value = in_one_line(json.dumps(fate.value, ensure_ascii=False, default=str))
             value = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.bundle.formats import axolotl, llamafactory
 from autotune.bundle.formats.launched import Formatted, Launched, not_said
+from autotune.bundle.formats.written import axolotl, llama_factory
 from autotune.bundle.launch_script import SLURM_SCRIPT
 from autotune.errors import user_error
 from autotune.facts.stack import transformers_fields
@@ -165,8 +165,8 @@ FORMATS: Mapping[str, Callable[[Launched], Formatted]] = {
     "training-arguments": training_arguments,
     "accelerate": accelerate,
     "deepspeed": deepspeed,
-    "axolotl": axolotl.formatted,
-    "llamafactory": llamafactory.formatted,
+    "axolotl": axolotl,
+    "llamafactory": llama_factory,
     "python": script,
     "notebook": notebook,
     "slurm": slurm,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.space.foreign.fields import MEMORY, NOTHING
 from autotune.space.foreign.launch import Launch
 from autotune.space.foreign.reading import Reading
-from autotune.space.foreign.tool import Tool
 from autotune.space.knobs import MICRO_BATCH, SAMPLING, SEGMENTS, Knob, condition_holds
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
@@ -19,14 +19,14 @@ from autotune.space.sharding.sharding import (
 _OF_ZERO = ("zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)
 
 
-def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
+def pin(reading: Reading, launch: Launch, processes: int) -> None:
     """Pin every speed knob: as the files have it, as the tool does, or as TRL does."""
     fixed = reading.job.setdefault("fixed", {})
     for knob in reading.definition.knobs:
         if knob.name in fixed or not _is_open(knob, reading):
             continue
         default = knob.default if knob.default is not None else _first(knob)
-        value = tool.as_is.get(knob.name, default)
+        value = reading.tool.as_is.get(knob.name, default)
         if value is not None:
             fixed[knob.name] = value
     names = [name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.given(name)]
@@ -41,7 +41,7 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
         )
         reading.assumed.append(f"how devices share the training is searched ({', '.join(lost)})")
         for name in names:
-            reading.leave(name, lost[0])
+            reading.leave(name, MEMORY, lost[0])
         return
     pins = _sharding(launch.pins, processes)
     if reading.job.get("tuning") == "qlora" and pins.get(DISTRIBUTED_TYPE) in (DEEPSPEED, FSDP):
@@ -55,7 +55,7 @@ def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
         if pins:
             reading.end(name, "carried", f"fixed: {', '.join(f'{k} {v}' for k, v in pins.items())}")
         else:
-            reading.leave(name, "one process shares nothing with others")
+            reading.leave(name, NOTHING, "one process shares nothing")
     kind = pins.get(DISTRIBUTED_TYPE)
     if kind == "MULTI_GPU" and launch.pins.get(DISTRIBUTED_TYPE) == DEEPSPEED:
         reading.assumed.append(

@@ -6,7 +6,7 @@ trl dpo --config dpo.yaml --beta 0.2
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -14,11 +14,16 @@ import yaml
 from autotune.errors import user_error
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_scalar
-from autotune.space.foreign import axolotl, llamafactory, torchtune, trl
-from autotune.space.foreign.fields import LEFT
-from autotune.space.foreign.launch import Launch, Read
-from autotune.space.foreign.launcher import COUNTS, of_flags, of_variable, without_counts
-from autotune.space.foreign.tool import Tool, words
+from autotune.space.foreign.launch import (
+    COUNTS,
+    Launch,
+    Read,
+    of_flags,
+    of_variable,
+    without,
+    without_counts,
+)
+from autotune.space.foreign.tool import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, TRL, Tool, tool, words
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP, RESHARD
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -30,10 +35,10 @@ _SWITCHES = frozenset(
 """Flags of launchers that take no value."""
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 _TOOLS = {
-    "trl": trl.TOOL,
-    "llamafactory-cli": llamafactory.TOOL,
-    "axolotl": axolotl.TOOL,
-    "tune": torchtune.TOOL,
+    "trl": TRL,
+    "llamafactory-cli": LLAMA_FACTORY,
+    "axolotl": AXOLOTL,
+    "tune": TORCHTUNE,
 }
 NOT_BUILT = words(
     "orpo cpo bco gkd gold nash_md online_dpo prm xpo minillm sdft sdpo distillation tpo"
@@ -64,6 +69,11 @@ class Command:
     variables: Launch = field(default_factory=Launch)
 
     @property
+    def file(self) -> str:
+        """The name of its tool's table."""
+        return self.tool.file if self.tool is not None else ""
+
+    @property
     def of_a_script(self) -> bool:
         """True if a user's own script runs, whose flags may mean anything."""
         return self.tool is None and bool(self.flags or self.files)
@@ -90,10 +100,10 @@ def parse_command(words: Sequence[str], read: Read = lambda _: None) -> Command:
         command.launch = command.launch.joined(of_flags(flags, launcher, read))
     _read_variables(rest, command)
     _read_program(rest, command, read)
-    end = rest.index("--") if command.tool is axolotl.TOOL and "--" in rest else len(rest)
+    end = rest.index("--") if command.file == AXOLOTL and "--" in rest else len(rest)
     last, rest[end:] = rest[end + 1 :], []
     _read_flags([word for word in rest if word != "--"], command)
-    if command.tool is axolotl.TOOL:
+    if command.file == AXOLOTL:
         _take_axolotls_launcher(_launcher_flags(last), command, read)
     if not command.flags and not command.files:
         what = "this command has no flags and no configuration file"
@@ -156,16 +166,16 @@ def _read_program(rest: list[str], command: Command, read: Read) -> None:
     if not rest or rest[0].startswith("-"):
         return
     name = _program(rest.pop(0))
-    command.tool = _TOOLS.get(name)
+    command.tool = tool(_TOOLS[name]) if name in _TOOLS else None
     if "axolotl" in name:
-        command.tool = axolotl.TOOL
+        command.tool = tool(AXOLOTL)
     if name in METHODS or name.removeprefix("trl.scripts.") in METHODS:
-        command.tool, command.method = trl.TOOL, name.removeprefix("trl.scripts.")
+        command.tool, command.method = tool(TRL), name.removeprefix("trl.scripts.")
     if name in NOT_BUILT:
         command.method = name
-    if command.tool is trl.TOOL and rest and rest[0] in (*METHODS, *NOT_BUILT):
+    if command.file == TRL and rest and rest[0] in (*METHODS, *NOT_BUILT):
         command.method = rest.pop(0)
-    elif command.tool is torchtune.TOOL and rest[:1] == ["run"]:
+    elif command.file == TORCHTUNE and rest[:1] == ["run"]:
         rest.pop(0)
         found = of_flags(_launcher_flags(rest), "torchrun", read)
         recipe = rest.pop(0) if rest else ""
@@ -212,7 +222,7 @@ def _take_axolotls_launcher(flags: dict[str, Any], command: Command, read: Read)
     launch = of_flags(flags, str(launcher), read)
     if launcher == "python":
         why = "`--launcher python` starts one process"
-        launch = Launch(fates=tuple(replace(f, kind=LEFT, detail=why) for f in launch.fates))
+        launch = Launch(fates=without(launch.fates, [f.field for f in launch.fates], why))
     command.launch = command.launch.joined(launch)
 
 

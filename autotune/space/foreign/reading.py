@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from autotune.errors import Problem
@@ -10,8 +9,20 @@ from autotune.facts.stack import canonical_name, field_types, training_fields
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, Method
 from autotune.space.definition import SpaceDefinition
-from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind, Rule
+from autotune.space.foreign.fields import (
+    CARRIED,
+    LEARNING,
+    LEFT,
+    MEMORY,
+    NOTHING,
+    SEARCHED,
+    SPEED,
+    UNKNOWN,
+    Fate,
+    FateKind,
+)
 from autotune.space.foreign.secrets import holds_secret, is_secret
+from autotune.space.foreign.tool import ALL_LINEAR, Tool
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
@@ -22,11 +33,12 @@ _COUNTS_ONLY = ("dataloader_num_workers",)
 _YES = re.compile(r"(?i)true|yes|on|y|t")
 _NO = re.compile(r"(?i)false|no|off|n|f")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_MODULES = ("lora_target_modules", "lora_modules_to_save")
 _NOTHING = ("", "none", "null")
 
 
 class Reading:
-    """Gives each field of a tool its place in a job, or a reason why it has none.
+    """Gives each field of a tool its place in a job, or says what it changes that it has none.
 
     Attributes:
         data: what the tool's file holds.
@@ -44,7 +56,7 @@ class Reading:
     def __init__(
         self,
         data: Mapping[str, Any],
-        tool: str,
+        tool: Tool,
         method: Method,
         definition: SpaceDefinition,
         *,
@@ -76,7 +88,7 @@ class Reading:
             why = f"`{switch_name}` is missing, so these do nothing: {', '.join(given)}"
             self.assumed.append(f"nothing is quantised: {why}")
             for name in given:
-                self.leave(name, f"nothing is quantised without `{switch_name}`")
+                self.leave(name, MEMORY, f"nothing is quantised without `{switch_name}`")
 
     def is_on(self, name: str) -> bool:
         """True if a switch of theirs is on."""
@@ -87,14 +99,15 @@ class Reading:
         places = (self.job, self.job.get("fixed", {}), self.job.get("training", {}))
         return any(ours in place for place in places)
 
-    def drop(self, path: tuple[str, str], reason: str) -> None:
+    def drop(self, path: tuple[str, str], why: str) -> None:
         """Take a field out of the job again."""
         del self.job[path[0]][path[1]]
         field = self.origins.pop(path, None)
         if field is None:
             self.assumed[:] = [t for t in self.assumed if not t.startswith(f"{'.'.join(path)}: ")]
         else:
-            self.fates[field] = replace(self.fates[field], kind=LEFT, detail=reason)
+            del self.fates[field]
+            self.leave(field, NOTHING, why)
 
     def add(self, field: str, value: Any) -> None:
         """Add a field of a section that is read part by part."""
@@ -128,42 +141,58 @@ class Reading:
         """Leave a field to the search."""
         self.end(field, SEARCHED, detail)
 
-    def leave(self, field: str, reason: str) -> None:
-        """Leave a field out of the job."""
-        self.end(field, LEFT, reason)
+    def leave(self, field: str, changes: str, why: str = "") -> None:
+        """Leave a field out of the job, which may change one of `EFFECTS`."""
+        self.end(field, LEFT, f"{changes} ({why})" if why else changes, changes)
 
-    def end(self, field: str, kind: FateKind, detail: str) -> None:
+    def end(self, field: str, kind: FateKind, detail: str, changes: str = "") -> None:
         """Write down what became of a field; the first end counts, and only of what was given."""
         if field in self.data and field not in self.fates:
             value = self.data[field]
-            self.fates[field] = Fate(field=field, value=value, kind=kind, detail=detail)
+            self.fates[field] = Fate(
+                field=field, value=value, kind=kind, detail=detail, changes=changes
+            )
+
+    def ends(self, fields: Sequence[str], detail: str) -> None:
+        """Write down that several fields are carried to one place."""
+        for field in fields:
+            self.end(field, CARRIED, detail)
+
+    def refuse(self, field: str, what: str, hint: str | None = None) -> None:
+        """Say that a field asks for a training that cannot be tuned."""
+        self.problems.append(Problem(where=field, what=what, hint=hint))
 
     def assume(self, path: str, value: Any, why: str) -> None:
         """Write what the file does not say, and say so."""
         self.write(path, value)
         self.assumed.append(f"{path}: {as_yaml(value)} ({why})")
 
-    def apply(self, field: str, rule: Rule) -> None:
-        """Let a rule of the tool's table decide."""
-        if not rule.ours:
-            self.leave(field, rule.reason)
-            return
-        value = self.data[field]
-        value = rule.value(value) if rule.value else value
+    def apply(self, field: str) -> bool:
+        """Let the tool's table decide; False: it says nothing of this field."""
+        known, value = self.tool.fields.get(field), self.data[field]
+        if known is None:
+            effect = self.tool.effect(field)
+            if effect is not None:
+                self.leave(field, NOTHING if value is False else effect)
+            return effect is not None
+        value = known.value(value)
         if value is None:
-            self.leave(field, "nothing is said")
+            self.leave(field, NOTHING)
         else:
-            self.place(field, rule.ours, value)
+            self.place(field, known.ours, value)
+        return True
 
     def place(self, field: str, ours: str, value: Any) -> None:
         """Write a value to a job field, a knob or a training field of this name."""
         name = canonical_name(ours)
         value = self._plain(name, value)
         knob = self.definition.knob(name)
+        if name in _MODULES:
+            value = _names_of(value)
         if is_secret(name) or holds_secret(value):
-            self.leave(field, "a secret, which a run and its bundle would keep")
+            self.leave(field, NOTHING, "a secret, which a run and its bundle would keep")
         elif name == "max_length" and self.method.online:
-            self.leave(field, f"TRL does not truncate the prompts of `{self.method.name}`")
+            self.leave(field, LEARNING, f"TRL truncates no prompts of `{self.method.name}`")
         elif name.partition(".")[0] in Job.model_fields:
             self.carry(field, name, value)
         elif knob is not None and knob.place != "launch":
@@ -179,7 +208,7 @@ class Reading:
         elif self._is_searched(name, value, knob) and not self.as_is:
             self.search(field, name)
         elif name == "attn_implementation" and knob.choices and value not in knob.choices:
-            self.leave(field, f"`{as_yaml(value)}` is not a kernel that is planned for")
+            self.leave(field, SPEED, f"`{as_yaml(value)}` is not a kernel that is planned for")
         else:
             self.carry(field, f"fixed.{name}", value)
 
@@ -198,7 +227,7 @@ class Reading:
         """Place a field that this method lacks."""
         methods = [m for m in METHODS if name in training_fields(m)]
         if methods:
-            self.leave(field, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
+            self.leave(field, NOTHING, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
         else:
             self.end(field, UNKNOWN, "nothing is known of it")
 
@@ -256,7 +285,7 @@ class Reading:
         for name, field in ((MICRO_BATCH, micro), (ACCUMULATION, accumulation)):
             if self.given(field) is None:
                 value = rows if name == MICRO_BATCH else steps
-                self.assumed.append(f"{field}: {value} (default of {self.tool})")
+                self.assumed.append(f"{field}: {value} (default of {self.tool.name})")
 
 
 def switch(value: Any) -> bool | None:
@@ -269,3 +298,11 @@ def switch(value: Any) -> bool | None:
 
 def _counts(kinds: str, value: float) -> bool:
     return value.is_integer() and "int" in kinds and "float" not in kinds
+
+
+def _names_of(value: Any) -> Any:
+    """Return module names as a list: tools take `q_proj,v_proj`, too."""
+    if isinstance(value, str):
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        return ALL_LINEAR if names in (["all"], [ALL_LINEAR]) else names
+    return ALL_LINEAR if value in (["all"], [ALL_LINEAR]) else value

@@ -36,7 +36,7 @@ def given_data(
         if twice:
             raise UserError(*twice)
         return data, lines
-    files = [foreign_file(path)]
+    files = [GivenFile(name=str(path), data=data, twice=tuple(twice))]
     result = import_job(files, _wishes(sets), exists=exists, read=beside([path]))
     imported(result)
     return result.job, _lines_of(result, lines)

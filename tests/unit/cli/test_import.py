@@ -32,9 +32,14 @@ def test_the_job_goes_to_stdout_and_what_became_of_each_field_to_stderr() -> Non
     Path("job.yaml").write_text(result.stdout, encoding="utf-8")
     job, _ = load_job(Path("job.yaml"))
     assert job.global_batch_size == 8
-    assert "# - template: TRL formats rows" in result.stdout
+    assert "# - learning: template" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 100
-    for title in ("carried:", "searched instead:", "left out:", "assumed:"):
+    for title in (
+        "carried:",
+        "searched instead:",
+        "not carried, by what it may change:",
+        "assumed:",
+    ):
         assert title in result.stderr.splitlines()
     assert "18 of 30 fields carried, 3 searched instead" in result.stderr.splitlines()[-1]
 

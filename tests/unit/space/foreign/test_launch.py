@@ -63,7 +63,7 @@ def test_accelerate_starts_one_process_where_it_is_told_of_no_way_to_share(kind:
     found = imported(LLAMA_FACTORY, file)
     assert found.job["global_batch_size"] == 8
     assert "devices" not in found.job
-    why = "accelerate starts one process: `distributed_type: NO`"
+    why = "nothing (accelerate starts one process: `distributed_type: NO`)"
     told = {fate.field: fate.detail for fate in found.fates if fate.kind == "left"}
     assert told["accelerate: num_processes"] == told["accelerate: num_machines"] == why
     assert imported(LLAMA_FACTORY, file.replace("8", "1").replace("2", "1")).job["devices"] == {
