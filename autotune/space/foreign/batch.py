@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from autotune.space.foreign.fields import MEMORY
+from autotune.space.foreign.fields import CARRIED, MEMORY, NOTHING, SEARCHED
 from autotune.space.foreign.launch import Launch, parallel_sizes
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import AXOLOTL
-from autotune.space.knobs import ACCUMULATION
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
 _DIVIDED = ("dp_shard_size", "dp_replicate_size")
 """Fields that say among how many devices rows are divided."""
@@ -88,7 +88,7 @@ def _refuse_batch_size(reading: Reading) -> None:
     if reading.tool.file != AXOLOTL or reading.given("batch_size") is None:
         return
     if reading.given(steps) is not None:
-        reading.leave("batch_size", "nothing", f"`{steps}` goes before it")
+        reading.leave("batch_size", NOTHING, f"`{steps}` goes before it")
         return
     what = "`batch_size` does not say how many micro-batches make a step"
     reading.refuse("batch_size", what, f"write {steps}")
@@ -107,8 +107,18 @@ def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -
 
 
 def set_rows(reading: Reading, rows: Rows) -> None:
-    """Set the global batch of the job."""
-    names = reading.tool.micro, reading.tool.accumulation
-    reading.set_batch(*names, (rows.micro, rows.steps), rows.ways)
+    """Set the global batch of the job: what one device does, times the devices that share it."""
+    micro, steps = reading.tool.micro, reading.tool.accumulation
+    total = rows.micro * rows.steps * rows.ways
+    reading.write("global_batch_size", total)
+    reading.origins[("global_batch_size",)] = micro if micro in reading.data else steps
+    product = f"global_batch_size {total} = {rows.micro} x {rows.steps} x {rows.ways}"
+    if reading.as_is:
+        reading.write(f"fixed.{MICRO_BATCH}", rows.micro)
+        reading.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {product}")
+    for name, value in ((micro, rows.micro), (steps, rows.steps)):
+        reading.end(name, CARRIED if reading.as_is else SEARCHED, product)
+        if reading.given(name) is None:
+            reading.assumed.append(f"{name}: {value} (default of {reading.tool.name})")
     for name in parallel_sizes():
         reading.leave(name, MEMORY, "the global batch counts what is left")

@@ -154,7 +154,7 @@ def of_accelerate(data: Mapping[str, Any], read: Read) -> Launch:
 
 def without(fates: tuple[Fate, ...], names: Any, why: str) -> tuple[Fate, ...]:
     """Return the same, some of these fields left out."""
-    end = {"kind": LEFT, "detail": f"{NOTHING} ({why})", "changes": NOTHING}
+    end: dict[str, Any] = {"kind": LEFT, "detail": f"{NOTHING} ({why})", "changes": NOTHING}
     return tuple(replace(fate, **end) if fate.field in names else fate for fate in fates)
 
 

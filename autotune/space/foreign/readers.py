@@ -96,16 +96,6 @@ def _read_length(reading: Reading, field: str, default: int) -> None:
 # Axolotl
 
 
-def _axolotls_method(data: Mapping[str, Any]) -> str | None:
-    if data.get("process_reward_model") is True:
-        return None
-    if data.get("reward_model") is True:
-        return "reward"
-    rl = data.get("rl")
-    known = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "grpo": "grpo"}
-    return "sft" if rl in (None, False) else known.get(str(rl))
-
-
 def _read_axolotl(reading: Reading) -> None:
     reading.ends(("rl", "reward_model"), f"method: {reading.method.name}")
     if reading.given("rl") == "ipo":
@@ -161,8 +151,6 @@ def _read_adapter(reading: Reading) -> None:
 
 
 # LLaMA-Factory
-
-_STAGES = {"pt": "sft", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 
 
 def _read_llama_factory(reading: Reading) -> None:
@@ -220,17 +208,6 @@ def _read_finetuning(reading: Reading) -> None:
 
 # torchtune
 
-_LOSSES = {
-    **{"DPOLoss": "dpo", "PPOLoss": "ppo", "GRPOLoss": "grpo", "GRPOSimpleLoss": "grpo"},
-    **{"GRPOWithChunkedOutputLoss": "grpo", "CEWithChunkedOutputLoss": "sft"},
-    **{"LinearCrossEntropyLoss": "sft", "CrossEntropyLoss": "sft"},
-}
-_OPTIMIZERS = {
-    "torch.optim.SGD": "sgd",
-    "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
-    "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
-    "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
-}
 _ROWS = "torchtune's data set classes form rows as TRL does not"
 
 
@@ -259,19 +236,10 @@ def _resolved(value: Any, data: Mapping[str, Any]) -> Any:
     return re.sub(r"\$\{(\w+)\}", lambda name: str(data.get(name[1], name[0])), value)
 
 
-def _last(value: Any) -> str:
-    return str(value).rpartition(".")[2]
-
-
-def _torchtunes_method(data: Mapping[str, Any]) -> str | None:
-    loss = data.get(f"loss.{COMPONENT}")
-    return "sft" if loss is None else _LOSSES.get(_last(loss))
-
-
 def _read_torchtune(reading: Reading) -> None:
     reading.ends((f"loss.{COMPONENT}",), f"method: {reading.method.name}")
     read_model(reading, "checkpointer.checkpoint_dir", folder=True)
-    builder = _last(reading.given(f"model.{COMPONENT}") or "")
+    builder = str(reading.given(f"model.{COMPONENT}") or "").rpartition(".")[2]
     quantised = builder.startswith("qlora_") or reading.is_on("model.quantize_base")
     tuning = "qlora" if quantised else "lora" if builder.startswith("lora_") else "full"
     reading.carry(f"model.{COMPONENT}", "tuning", tuning)
@@ -285,7 +253,9 @@ def _read_torchtune(reading: Reading) -> None:
         reading.write("fixed.dtype", types[dtype])
     elif reading.given("dtype") is not None:
         reading.refuse("dtype", f"`{dtype}` is not bf16 or fp32")
-    _read_optimizer(reading)
+    optimizer = str(reading.given(f"optimizer.{COMPONENT}") or "AdamW")
+    if not optimizer.endswith("AdamW") or "Paged" in optimizer:
+        reading.ends(("optimizer.fused",), "of another optimizer")
     if reading.method.online:
         _read_generation(reading)
     elif reading.given("tokenizer.max_seq_len") is not None:
@@ -309,26 +279,6 @@ def _read_modules(reading: Reading) -> None:
     if names:
         reading.carry("model.lora_attn_modules", "fixed.lora_target_modules", names)
         reading.ends((mlp, output), "fixed.lora_target_modules")
-
-
-def _read_optimizer(reading: Reading) -> None:
-    name, schedule = f"optimizer.{COMPONENT}", f"lr_scheduler.{COMPONENT}"
-    given = reading.given(name)
-    if given is None:
-        return
-    if str(given) == "torch.optim.AdamW":
-        reading.search(name, "optim")
-    elif str(given) in _OPTIMIZERS:
-        reading.carry(name, "fixed.optim", _OPTIMIZERS[str(given)])
-        reading.ends(("optimizer.fused",), "of another optimizer")
-    else:
-        reading.leave(name, LEARNING, f"`{given}` is not an optimizer of transformers")
-    if reading.given(schedule) is None:
-        reading.assume("training.lr_scheduler_type", "constant", "no `lr_scheduler` is named")
-    elif _last(reading.given(schedule)) == "get_cosine_schedule_with_warmup":
-        reading.carry(schedule, "training.lr_scheduler_type", "cosine")
-    else:
-        reading.leave(schedule, LEARNING, "TRL takes a schedule by name: `lr_scheduler_type`")
 
 
 def _read_generation(reading: Reading) -> None:
@@ -430,13 +380,6 @@ def _read_unsloth(reading: Reading) -> None:
     datasets.set_lengths(reading, why)
 
 
-_METHODS: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
-    AXOLOTL: _axolotls_method,
-    LLAMA_FACTORY: lambda data: _STAGES.get(str(data.get("stage", "sft"))),
-    UNSLOTH: lambda data: "sft",
-    TORCHTUNE: _torchtunes_method,
-    TRL: _trls_method,
-}
 _READERS: Mapping[str, Callable[[Reading], None]] = {
     AXOLOTL: _read_axolotl,
     LLAMA_FACTORY: _read_llama_factory,
@@ -453,7 +396,12 @@ def fields_of(tool: Tool, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def method_of(tool: Tool, data: Mapping[str, Any]) -> str | None:
     """Return the training method that a configuration says; None: it does not say it."""
-    return _METHODS[tool.file](data)
+    if tool.file == AXOLOTL and (data.get("process_reward_model") or data.get("reward_model")):
+        return None if data.get("process_reward_model") else "reward"
+    if tool.file == TRL:
+        return _trls_method(data)
+    value = data.get(tool.says_method)
+    return "sft" if value is None else tool.methods.value(str(value))
 
 
 def read(reading: Reading) -> None:

@@ -24,7 +24,6 @@ from autotune.space.foreign.fields import (
 from autotune.space.foreign.secrets import holds_secret, is_secret
 from autotune.space.foreign.tool import ALL_LINEAR, Tool
 from autotune.space.job_file.problems import as_yaml
-from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
 _SAME_MATH = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
 """Kernels of one optimizer: any other one changes what is learned."""
@@ -109,10 +108,6 @@ class Reading:
             del self.fates[field]
             self.leave(field, NOTHING, why)
 
-    def add(self, field: str, value: Any) -> None:
-        """Add a field of a section that is read part by part."""
-        self.data[field] = value
-
     def path_of(self, ours: str) -> str | None:
         """Return where a job field, a knob or a training field of this name stands; None:
         nowhere."""
@@ -148,10 +143,8 @@ class Reading:
     def end(self, field: str, kind: FateKind, detail: str, changes: str = "") -> None:
         """Write down what became of a field; the first end counts, and only of what was given."""
         if field in self.data and field not in self.fates:
-            value = self.data[field]
-            self.fates[field] = Fate(
-                field=field, value=value, kind=kind, detail=detail, changes=changes
-            )
+            said = {"field": field, "value": self.data[field], "detail": detail}
+            self.fates[field] = Fate(**said, kind=kind, changes=changes)
 
     def ends(self, fields: Sequence[str], detail: str) -> None:
         """Write down that several fields are carried to one place."""
@@ -175,11 +168,13 @@ class Reading:
             if effect is not None:
                 self.leave(field, NOTHING if value is False else effect)
             return effect is not None
-        value = known.value(value)
-        if value is None:
+        ours = known.value(value)
+        if ours is None and "*" in known.values and value is not None:
+            self.leave(field, LEARNING, f"`{as_yaml(value)}` is not a value of `{known.ours}`")
+        elif ours is None:
             self.leave(field, NOTHING)
         else:
-            self.place(field, known.ours, value)
+            self.place(field, known.ours, ours)
         return True
 
     def place(self, field: str, ours: str, value: Any) -> None:
@@ -199,8 +194,10 @@ class Reading:
             self._place_knob(field, name, value, knob)
         elif name in self._fields:
             self.carry(field, f"training.{name}", value)
+        elif methods := [m for m in METHODS if name in training_fields(m)]:
+            self.leave(field, NOTHING, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
         else:
-            self._place_elsewhere(field, name)
+            self.end(field, UNKNOWN, "nothing is known of it")
 
     def _place_knob(self, field: str, name: str, value: Any, knob: Any) -> None:
         if knob.kind == "recipe":
@@ -223,14 +220,6 @@ class Reading:
         lists = values.values() if isinstance(values, Mapping) else [values]
         return any(type(v) is type(value) and v == value for tried in lists for v in tried)
 
-    def _place_elsewhere(self, field: str, name: str) -> None:
-        """Place a field that this method lacks."""
-        methods = [m for m in METHODS if name in training_fields(m)]
-        if methods:
-            self.leave(field, NOTHING, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
-        else:
-            self.end(field, UNKNOWN, "nothing is known of it")
-
     def _plain(self, name: str, value: Any) -> Any:
         """Return a value as the type of its field has it: tools take words for switches and
         numbers."""
@@ -250,42 +239,13 @@ class Reading:
     def counted(self, field: str, default: int) -> int:
         """Return a whole number above 0 of theirs; where it is not one, that is a problem."""
         value = self.given(field)
-        if isinstance(value, str) and value.isdecimal() and len(value) < 10:
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        text = str(value).removesuffix(".0")
+        if text.isdecimal() and len(text) < 20 and int(text) > 0:
+            return int(text)
+        if value is not None:
             what = f"`{field}` must be a whole number above 0, but got `{as_yaml(value)}`"
-            self.problems.append(Problem(where=field, what=what))
-            return default
-        return value
-
-    def set_batch(self, micro: str, accumulation: str, counts: tuple[int, int], ways: int) -> None:
-        """Keep the global batch: what one device does, times the devices that share it.
-
-        Args:
-            micro, accumulation: their names of the two fields.
-            counts: rows of a micro-batch, and micro-batches.
-            ways: devices among which the rows are divided.
-        """
-        rows, steps = counts
-        total = rows * steps * ways
-        self.write("global_batch_size", total)
-        self.origins[("global_batch_size",)] = micro if micro in self.data else accumulation
-        product = f"global_batch_size {total} = {rows} x {steps} x {ways}"
-        if self.as_is:
-            self.write(f"fixed.{MICRO_BATCH}", rows)
-            self.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {product}")
-            self.end(accumulation, CARRIED, product)
-        else:
-            self.search(micro, product)
-            self.search(accumulation, product)
-        for name, field in ((MICRO_BATCH, micro), (ACCUMULATION, accumulation)):
-            if self.given(field) is None:
-                value = rows if name == MICRO_BATCH else steps
-                self.assumed.append(f"{field}: {value} (default of {self.tool.name})")
+            self.refuse(field, what)
+        return default
 
 
 def switch(value: Any) -> bool | None:

@@ -21,7 +21,8 @@ class Field:
 
     Attributes:
         ours: a field of the job, a knob, or a training field.
-        values: theirs, as words in lower case -> ours; others stay.
+        values: theirs, as words in lower case or the last part of a path -> ours; others are as
+            `*` says, or stay.
     """
 
     ours: str
@@ -29,8 +30,10 @@ class Field:
 
     def value(self, given: Any) -> Any:
         """Return a value as a job has it."""
-        key = str(given).lower() if isinstance(given, str | bool) else None
-        return given if key is None else self.values.get(key, given)
+        if not self.values or not isinstance(given, str | bool):
+            return given
+        words = (str(given).lower(), str(given).lower().rpartition(".")[2], "*")
+        return next((self.values[word] for word in words if word in self.values), given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Tool:
         dumps_defaults: whether its files list all fields, those that nobody set among them.
         reads_by_omegaconf: whether a key that its file has twice ends its training.
         says_method: the field that names the method, where there is one.
+        methods: its values -> methods; without a value it is `sft`.
     """
 
     file: str
@@ -72,6 +76,7 @@ class Tool:
     dumps_defaults: bool = False
     reads_by_omegaconf: bool = False
     says_method: str = ""
+    methods: Field = field(default_factory=lambda: Field(ours="method"))
 
     def effect(self, name: str) -> str | None:
         """Return what changes where a field is not carried; None: the table does not say it."""
@@ -106,6 +111,7 @@ def tool(file: str) -> Tool:
         fields={name: _field(ours) for name, ours in known.items()},
         effects=effects,
         same=tuple(data.pop("same", "").split()),
+        methods=Field(ours="method", values=data.pop("methods", {})),
         **{name: value for name, value in data.items() if name != "not_carried"},
     )
 
