@@ -58,14 +58,14 @@ def training_arguments(bundle: Launched) -> Formatted:
         for name in bundle.config
         if name not in fields
     }
-    files = {"training_arguments.json": json.dumps(known, indent=2, sort_keys=True) + "\n"}
+    files = {}
     if bundle.deepspeed is not None:
-        files["training_arguments.json"] = (
-            json.dumps({**known, "deepspeed": DEEPSPEED_FILE}, indent=2, sort_keys=True) + "\n"
-        )
+        known["deepspeed"] = DEEPSPEED_FILE
         files[DEEPSPEED_FILE] = bundle.deepspeed
     elif bundle.uses_fsdp:
         lost["fsdp"] = "accelerate.yaml says it: start with `accelerate launch --config_file`"
+    text = json.dumps(known, indent=2, sort_keys=True) + "\n"
+    files = {"training_arguments.json": text, **files}
     return Formatted(files=files, lost={**lost, **not_said(bundle), **_launch_of(bundle)})
 
 

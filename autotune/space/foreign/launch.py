@@ -137,7 +137,7 @@ def of_accelerate(data: Mapping[str, Any], read: Read) -> Launch:
     """Return what accelerate's file says."""
     launch = Launch()
     for name, value in leaves(data):
-        launch = launch.joined(accelerate_field(name, value, read))
+        launch = launch.joined(_field(name, value, read))
     kind = str(data.get(DISTRIBUTED_TYPE))
     several = (launch.count or 1) > 1 or launch.machines > 1
     # YAML reads NO without quotes as false. `mpirun_config` starts as many as are said.
@@ -158,69 +158,48 @@ def without(fates: tuple[Fate, ...], names: Any, why: str) -> tuple[Fate, ...]:
     return tuple(replace(fate, **end) if fate.field in names else fate for fate in fates)
 
 
-def accelerate_field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
-    """Return what one field of accelerate's file says (`fsdp_config.fsdp_version`), or a flag."""
+def _field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
+    """Return what one field of accelerate's or DeepSpeed's file says, or a flag."""
     last, known, spelling = name.rpartition(".")[2], _table(), spelling or name
-    if last == OF_ALL and is_count(value):
-        return _said(spelling, value, "devices", count=int(value))
+    key = name if name in known["knobs"] or name in known["trainer"] else last
+    if value == "auto":
+        return _said(spelling, value, "as the trainer's file says")
     if last in _NODES:
         return _nodes(value, spelling)
     if last == CONFIG:
         return of_file(value, read)
-    if last in known["parallel"] and is_count(value):
-        return _parallel(spelling, last, value)
-    if last == PRECISION:
-        ours = known["precision"].get(str(value).lower(), "")
-        return _said(spelling, value, "precision", precision=ours)
+    if is_count(value) and last == OF_ALL:
+        return _said(spelling, value, "devices", count=int(value))
+    if is_count(value) and last in _BATCH:
+        return _ended(spelling, value, SEARCHED, "the batch", batch={last: int(value)})
+    if is_count(value) and last in known["parallel"]:
+        return _lost(spelling, value, MEMORY, parallel={known["parallel"][last]: int(value)})
+    if last == PRECISION or name in ("bf16.enabled", "fp16.enabled"):
+        word = name[:4] if value is True else "" if "." in name else str(value).lower()
+        return _said(spelling, value, "precision", precision=known["precision"].get(word, ""))
     if last == "use_cpu":
         return _said(spelling, value, "devices.kind", cpu=value is True)
     if last == DISTRIBUTED_TYPE and str(value).upper() in known["not_built"].split():
         return _lost(spelling, value, MEMORY, "not built", not_built=(f"{name}: {value}",))
     if last == DISTRIBUTED_TYPE:
         return _sharing(spelling, value, last, str(value).upper())
-    if last in known["trainer"] and str(value).lower() == "true":
-        ours = known["trainer"][last]
-        return _said(spelling, value, ours, trainer={ours: True})
-    if last in known["knobs"]:
-        return _knob(spelling, last, value)
-    if last == "gradient_accumulation_steps" and is_count(value):
-        return _ended(spelling, value, SEARCHED, "the batch", batch={last: int(value)})
-    effect = effect_of(known["effects"], last)
-    if effect is None or str(value).lower() in ("false", "none", "no"):
-        return _lost(spelling, value)
-    return _lost(spelling, value, effect, "FSDP's offloading is not built")
+    given = str(value).lower() == "true" or value
+    if key in known["trainer"] and given is not False and isinstance(given, int | float):
+        ours = known["trainer"][key]
+        detail = f"training.{ours}, unless the trainer's file says it"
+        return _said(spelling, value, detail, trainer={ours: given})
+    if key in known["knobs"]:
+        return _knob(spelling, key, value)
+    off = str(value).lower() in ("false", "none", "no")
+    return _lost(spelling, value, NOTHING if off else effect_of(known["effects"], key) or NOTHING)
 
 
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
     """Return what DeepSpeed's file says."""
     launch = Launch(pins={DISTRIBUTED_TYPE: DEEPSPEED})
     for name, value in leaves(data):
-        launch = launch.joined(_deepspeed_field(name, value))
+        launch = launch.joined(_field(name, value, lambda _: None))
     return launch
-
-
-def _deepspeed_field(name: str, value: Any) -> Launch:
-    known, last = _table(), name.rpartition(".")[2]
-    if value == "auto":
-        return _said(name, value, "as the trainer's file says")
-    if name in _BATCH and is_count(value):
-        return _ended(name, value, SEARCHED, "the batch", batch={name: int(value)})
-    if name in ("bf16.enabled", "fp16.enabled"):
-        return _said(name, value, "precision", precision=name[:4] if value is True else "")
-    if name in known["knobs"]:
-        return _knob(name, name, value)
-    if last in known["parallel"] and is_count(value):
-        return _parallel(name, last, value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name in known["trainer"] and number:
-        ours = known["trainer"][name]
-        detail = f"training.{ours}, unless the trainer's file says it"
-        return _said(name, value, detail, trainer={ours: value})
-    return _lost(name, value, effect_of(known["effects"], name) or NOTHING)
-
-
-def _parallel(name: str, key: str, value: Any) -> Launch:
-    return _lost(name, value, MEMORY, parallel={_table()["parallel"][key]: int(value)})
 
 
 def _sharing(name: str, value: Any, knob: str, pin: Any) -> Launch:
@@ -252,9 +231,7 @@ def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any, *, read: Read) -> La
     reshard = config.get("reshard_after_forward", "shard_grad_op" not in words)
     found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshards(reshard)})
     offload = "offload" in words.split() or config.get("offload_params") in (True, "true")
-    return (
-        found.joined(accelerate_field("fsdp_offload_params", offload, read)) if offload else found
-    )
+    return found.joined(_field("fsdp_offload_params", offload, read)) if offload else found
 
 
 def of_file(given: Any, read: Read) -> Launch:
@@ -358,7 +335,7 @@ def _flag(key: str, value: Any, spelling: str, read: Read) -> Launch:
             return _lost(spelling, value, MEMORY, "give that file, too", unread=(name,))
         found = of_accelerate(data, read).of("accelerate")
         return _said(spelling, value, "read").joined(replace(found, fates=()) if text else found)
-    return accelerate_field(key, value, read, spelling)
+    return _field(key, value, read, spelling)
 
 
 def _nodes(value: Any, spelling: str) -> Launch:

@@ -109,11 +109,6 @@ def _read_axolotl(reading: Reading) -> None:
     silent = reading.given("bf16") is None and reading.given("fp16") is None
     read_precision(reading, default="bf16" if silent else "fp32")
     _set_half(reading, "Axolotl loads all weights in it")
-    kernels = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa"}
-    for name, kernel in {**kernels, "eager_attention": "eager"}.items():
-        if reading.is_on(name):
-            reading.place(name, "attn_implementation", kernel)
-        reading.ends((name,), "off")
     _read_length(reading, "sequence_len", 512)
     section = reading.given("trl")
     if isinstance(section, Mapping):

@@ -22,15 +22,13 @@ from autotune.space.foreign.fields import (
     FateKind,
 )
 from autotune.space.foreign.secrets import holds_secret, is_secret
-from autotune.space.foreign.tool import ALL_LINEAR, Tool
+from autotune.space.foreign.tool import ALL_LINEAR, Tool, switch
 from autotune.space.job_file.problems import as_yaml
 
 _SAME_MATH = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
 """Kernels of one optimizer: any other one changes what is learned."""
 _COUNTS_ONLY = ("dataloader_num_workers",)
 """Speed knobs of which any value is as good as those that are searched."""
-_YES = re.compile(r"(?i)true|yes|on|y|t")
-_NO = re.compile(r"(?i)false|no|off|n|f")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _MODULES = ("lora_target_modules", "lora_modules_to_save")
 _NOTHING = ("", "none", "null")
@@ -246,14 +244,6 @@ class Reading:
             what = f"`{field}` must be a whole number above 0, but got `{as_yaml(value)}`"
             self.refuse(field, what)
         return default
-
-
-def switch(value: Any) -> bool | None:
-    """Return a word that tools take for true or false; None for anything else."""
-    if isinstance(value, bool):
-        return value
-    text = str(value) if isinstance(value, str) else ""
-    return True if _YES.fullmatch(text) else False if _NO.fullmatch(text) else None
 
 
 def _counts(kinds: str, value: float) -> bool:

@@ -1,6 +1,7 @@
 """Tools whose configurations are read, each by a table beside this file (`axolotl.yaml`)."""
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -13,6 +14,8 @@ AXOLOTL, LLAMA_FACTORY, UNSLOTH = "axolotl", "llamafactory", "unsloth"
 TORCHTUNE, TRL = "torchtune", "trl"
 FILES = (AXOLOTL, LLAMA_FACTORY, UNSLOTH, TORCHTUNE, TRL)
 ALL_LINEAR = "all-linear"
+_YES = re.compile(r"(?i)true|yes|on|y|t")
+_NO = re.compile(r"(?i)false|no|off|n|f")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,8 @@ class Field:
         """Return a value as a job has it."""
         if not self.values or not isinstance(given, str | bool):
             return given
-        words = (str(given).lower(), str(given).lower().rpartition(".")[2], "*")
+        text, on = str(given).lower(), switch(given)
+        words = (text, str(on).lower(), text.rpartition(".")[2], "*")
         return next((self.values[word] for word in words if word in self.values), given)
 
 
@@ -137,6 +141,14 @@ def _field(ours: Any) -> Field:
         return Field(ours=ours)
     ((name, values),) = ours.items()
     return Field(ours=name, values=values)
+
+
+def switch(value: Any) -> bool | None:
+    """Return a word that tools take for true or false; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    text = str(value) if isinstance(value, str) else ""
+    return True if _YES.fullmatch(text) else False if _NO.fullmatch(text) else None
 
 
 def words(text: str) -> frozenset[str]:

@@ -356,7 +356,8 @@ def test_a_trainers_fsdp_offloads_as_it_says() -> None:
     text = f'{ROWS}fsdp: "full_shard offload"\n'
     told = as_is("--method=sft", "--devices=2", "sft.yaml", sft_yaml=text)
     assert told["job"]["fixed"]["distributed_type"] == "FSDP"
-    assert "FSDP's offloading is not built" in json.dumps(told["fields"])
+    changes = {field["field"]: field["changes"] for field in told["fields"]}
+    assert changes["fsdp_offload_params"] == "memory"
 
 
 def test_which_of_two_precisions_counts_is_said() -> None:
