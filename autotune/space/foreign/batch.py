@@ -1,6 +1,7 @@
 """The global batch of another tool's files, kept exactly. Pure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -42,9 +43,10 @@ class Rows:
         micro = reading.rows or micro
         steps = _agreed(reading, tool.accumulation, launch.batch.get(ACCUMULATION), tool.steps)
         _refuse_batch_size(reading)
-        sizes = {axis: reading.counted(n, 1) for n, axis in parallel_sizes().items()
-                 if reading.given(n)}  # fmt: skip
-        parallel = math.prod({**launch.parallel, **sizes}.values())
+        given = [name for name in parallel_sizes() if reading.given(name)]
+        sizes = {parallel_sizes()[name]: reading.counted(name, 1) for name in given}
+        sizes = {**launch.parallel, **sizes}
+        parallel = math.prod(sizes.values())
         sized = math.prod(reading.counted(n, 1) for n in _DIVIDED) * parallel
         processes, inferred = launch.processes or launch.machines, False
         if launch.processes is None and total is not None and total % (micro * steps) == 0:
@@ -58,7 +60,7 @@ class Rows:
             what = f"{processes} devices cannot be divided by {parallel}"
             reading.refuse("num_processes", what)
         elif parallel > 1:
-            _say_parallel(reading, micro, micro * steps * processes // parallel, processes)
+            _say_parallel(reading, sizes, (micro, micro * steps * processes // parallel), processes)
         ways = max(processes // parallel, 1)
         if total is not None and total != micro * steps * ways:
             product = f"{micro} x {steps} x {ways} = {micro * steps * ways}"
@@ -67,17 +69,27 @@ class Rows:
         return cls(micro=micro, steps=steps, processes=processes, ways=ways, inferred=inferred)
 
 
-def _say_parallel(reading: Reading, micro: int, rows: int, devices: int) -> None:
+def _say_parallel(
+    reading: Reading, sizes: Mapping[str, int], counts: tuple[int, int], devices: int
+) -> None:
     """Say what a job is that has whole rows where devices shared them; refuse it where they are
-    too few."""
-    what = "tensor and context parallelism are not built: a job's devices have whole rows each"
+    too few.
+
+    Args:
+        sizes: devices that share a row, by what they divide.
+        counts: rows of a micro-batch, and of a step.
+    """
+    micro, rows = counts
+    named = " and ".join(f"{axis} parallelism of {n}" for axis, n in sizes.items() if n > 1)
+    what = f"{named}: not built, a job's devices have whole rows each"
     if rows % (micro * devices if reading.as_is else devices):
         more = f", and {rows} rows a step cannot be divided among {devices} devices"
         hint = (
             f"what fits can be asked of a like job: {devices} rows a step, without parallel "
             "sizes; it takes more memory of a GPU than their training"
         )
-        reading.refuse("parallel sizes", what + more, hint)
+        where = ", ".join(name for name in parallel_sizes() if reading.given(name))
+        reading.refuse(where or "parallelism_config", what + more, hint)
     else:
         reading.assumed.append(f"{what}, so a plan overstates a GPU's memory")
 
