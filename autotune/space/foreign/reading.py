@@ -23,6 +23,7 @@ from autotune.space.foreign.fields import (
 )
 from autotune.space.foreign.secrets import holds_secret, is_secret
 from autotune.space.foreign.tool import ALL_LINEAR, Tool, switch
+from autotune.space.job_file.overrides import OWNERS
 from autotune.space.job_file.problems import as_yaml
 
 _SAME_MATH = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
@@ -190,6 +191,8 @@ class Reading:
             self.carry(field, name, value)
         elif knob is not None and knob.place != "launch":
             self._place_knob(field, name, value, knob)
+        elif name in OWNERS:
+            self.leave(field, NOTHING, f"it belongs to {OWNERS[name]} of a job")
         elif name in self._fields:
             self.carry(field, f"training.{name}", value)
         elif methods := [m for m in METHODS if name in training_fields(m)]:
@@ -202,8 +205,8 @@ class Reading:
             self.carry(field, f"fixed.{name}", value)
         elif self._is_searched(name, value, knob) and not self.as_is:
             self.search(field, name)
-        elif name == "attn_implementation" and knob.choices and value not in knob.choices:
-            self.leave(field, SPEED, f"`{as_yaml(value)}` is not a kernel that is planned for")
+        elif knob.choices and value not in knob.choices:
+            self.leave(field, SPEED, f"`{as_yaml(value)}` is not a value that is planned for")
         else:
             self.carry(field, f"fixed.{name}", value)
 
@@ -222,8 +225,8 @@ class Reading:
         """Return a value as the type of its field has it: tools take words for switches and
         numbers."""
         kinds = self._types.get(name, "")
-        if value is False and "Strategy" in kinds:
-            return "no"  # YAML 1.1 has false for it
+        if value is False and "bool" not in kinds and ("Strategy" in kinds or name == "report_to"):
+            return "none" if name == "report_to" else "no"  # YAML 1.1 has false for it
         if not isinstance(value, str):
             return int(value) if isinstance(value, float) and _counts(kinds, value) else value
         on = switch(value)

@@ -378,3 +378,22 @@ def test_devices_are_those_of_each_machine_everywhere() -> None:
     assert told["job"]["devices"] == {"count": 8, "nodes": 2}
     assert told["job"]["global_batch_size"] == 4 * 16
     assert "16 in all, 8 on each of 2" in said(told)
+
+
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        ("torch_compile: false\ntorch_compile_backend: inductor\n", "torch_compile_backend"),
+        ("torch_empty_cache_steps: 4\n", "torch_empty_cache_steps"),
+        ("use_vllm: false\nvllm_mode: colocate\n", "vllm_mode"),
+        ("use_peft: false\nlora_r: 8\n", "lora_r"),
+        ("use_peft: false\nload_in_8bit: true\n", ""),
+        ("activation_offloading: true\ngradient_checkpointing: false\n", ""),
+        ("report_to: false\neval_strategy: false\n", ""),
+        ("fsdp: ''\nfsdp_config: {min_num_params: 0}\n", "fsdp_config"),
+    ],
+)
+def test_what_another_setting_switches_off_is_dormant_and_no_error(lines: str, field: str) -> None:
+    told = as_is("--method=sft", "sft.yaml", sft_yaml=ROWS + lines)
+    left = {one["field"] for one in told["fields"] if one["fate"] == "left"}
+    assert field in {*left, ""}
