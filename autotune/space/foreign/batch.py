@@ -40,8 +40,8 @@ class Rows:
         problem."""
         tool, total = reading.tool, launch.batch.get(_TOTAL)
         micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
-        micro = reading.rows or micro
         steps = _agreed(reading, tool.accumulation, launch.batch.get(ACCUMULATION), tool.steps)
+        micro, steps = reading.rows or (micro, steps)
         _refuse_batch_size(reading)
         given = [name for name in parallel_sizes() if reading.given(name)]
         sizes = {parallel_sizes()[name]: reading.counted(name, 1) for name in given}

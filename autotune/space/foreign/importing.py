@@ -24,7 +24,7 @@ from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.secrets import without_secret
 from autotune.space.foreign.tool import TRL, Tool, tool
 from autotune.space.job_file.problems import as_yaml
-from autotune.space.knobs import MINI_BATCHES, condition_holds
+from autotune.space.knobs import condition_holds
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP
 
 _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
@@ -132,8 +132,8 @@ def _make_job(reading: Reading, found: Launch) -> Launch:
     set_rows(reading, rows)
     total = reading.given("total_episodes")
     if reading.method.name == "ppo" and isinstance(total, int) and total > 0:
-        update = reading.job["global_batch_size"] * reading.counted(MINI_BATCHES, 1)
-        reading.carry("total_episodes", "training.max_steps", -(-total // update))
+        updates = -(-total // reading.job["global_batch_size"])
+        reading.carry("total_episodes", "training.max_steps", updates)
     _read_devices(reading, found, rows)
     _read_table(reading)
     _set_defaults(reading)

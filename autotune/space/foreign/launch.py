@@ -223,15 +223,17 @@ def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any, *, read: Read) -> La
     FSDP."""
     if deepspeed:
         return of_file(deepspeed, read)
-    config = read(fsdp_config) if isinstance(fsdp_config, str) else fsdp_config
-    config = config if isinstance(config, Mapping) else {}
-    if not fsdp and not config.get("reshard_after_forward"):
+    given = read(fsdp_config) if isinstance(fsdp_config, str) else fsdp_config
+    given = given if isinstance(given, Mapping) else {}
+    config = {str(name).removeprefix("fsdp_"): value for name, value in given.items()}
+    strategy = config.get("reshard_after_forward", config.get("sharding_strategy"))
+    if not fsdp and not strategy:
         return Launch()
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
-    reshard = config.get("reshard_after_forward", "shard_grad_op" not in words)
-    found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshards(reshard)})
-    offload = "offload" in words.split() or config.get("offload_params") in (True, "true")
-    return found.joined(_field("fsdp_offload_params", offload, read)) if offload else found
+    reshard = "shard_grad_op" not in words if strategy is None else reshards(strategy)
+    found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshard})
+    offload = "offload" in words.split() or str(config.get("offload_params")).lower() == "true"
+    return found.joined(_field("fsdp_offload_params", True, read)) if offload else found
 
 
 def of_file(given: Any, read: Read) -> Launch:

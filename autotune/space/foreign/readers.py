@@ -286,10 +286,11 @@ def _read_generation(reading: Reading) -> None:
     rows, steps = reading.counted("batch_size", 1), reading.counted(ACCUMULATION, 1)
     if grpo:
         group = "grpo_samples" if reading.given("grpo_samples") else "num_generations"
-        reading.rows = rows * reading.counted(group, 1)
+        reading.rows = rows * reading.counted(group, 1), steps
     elif reading.given("ppo_batch_size") is not None:
         mini = reading.counted("ppo_batch_size", rows)
-        reading.rows = max(mini // steps, 1)
+        micro = max(mini // steps, 1)
+        reading.rows = micro, max(rows // micro, 1)
         reading.carry("ppo_batch_size", f"fixed.{MINI_BATCHES}", max(rows // mini, 1))
 
 

@@ -46,7 +46,7 @@ class Reading:
         problems: what is wrong with values that are needed to make a job at all.
         registry: data sets by name, where a file that lists them was given.
         shards: whether several devices divide the weights by FSDP, where no launcher says more.
-        rows: of a micro-batch, where no field of theirs says it.
+        rows: of a micro-batch, and micro-batches, where no fields of theirs say it.
         own_program: whether the tool's own program reads its fields, not one like it.
         exists: whether there is such a file or folder here.
     """
@@ -69,7 +69,7 @@ class Reading:
         self.origins: dict[tuple[str, ...], str] = {}
         self.registry: Mapping[str, Any] = {}
         self.own_program = self.shards = False
-        self.rows: int | None = None
+        self.rows: tuple[int, int] | None = None
         self.exists: Callable[[str], bool] = lambda _: False
         self._fields = training_fields(method.name)
         self._types = field_types(method.name)

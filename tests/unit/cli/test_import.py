@@ -358,6 +358,15 @@ def test_a_trainers_fsdp_offloads_as_it_says() -> None:
     assert told["job"]["fixed"]["distributed_type"] == "FSDP"
     changes = {field["field"]: field["changes"] for field in told["fields"]}
     assert changes["fsdp_offload_params"] == "memory"
+    config = "{fsdp_offload_params: true, fsdp_sharding_strategy: SHARD_GRAD_OP}"
+    axolotl = f"{AXOLOTL}\nfsdp_config: {config}\nattention: flash\n".replace(
+        "flash_attention: true", ""
+    )
+    told = as_is("axolotl.yaml", "--devices=2", axolotl_yaml=axolotl)
+    fixed = told["job"]["fixed"]
+    assert (fixed["distributed_type"], fixed["fsdp_reshard_after_forward"]) == ("FSDP", False)
+    assert fixed["attn_implementation"] == "flash_attention_2"
+    assert "fsdp_offload_params" in {field["field"] for field in told["fields"]}
 
 
 def test_which_of_two_precisions_counts_is_said() -> None:
