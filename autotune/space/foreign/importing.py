@@ -28,6 +28,7 @@ from autotune.space.knobs import condition_holds
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP
 
 _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
+_WARMUPS = ("warmup_steps", "warmup_ratio")
 _FIRST = (
     *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
     *("dataset_test_split", "reward_funcs", "reward_model_path", "tuning"),
@@ -261,8 +262,8 @@ def _read_table(reading: Reading) -> None:
     """Read every field that was not read yet."""
     defaults = field_defaults(reading.method.name) if reading.tool.dumps_defaults else {}
     dumped = bool(defaults) and len(reading.data) > len(defaults) // 2
-    steps, ratio = (reading.given(f"warmup_{name}") for name in ("steps", "ratio"))
-    beside = "warmup_ratio" if ratio and not _is_above_0(steps) else "warmup_steps"
+    steps, ratio = (reading.given(name) for name in _WARMUPS)
+    beside = _WARMUPS[bool(ratio) and str(steps) in ("None", "0", "0.0", "False")]
     for name, value in list(reading.data.items()):
         if name in reading.fates or name in _LAUNCHES:
             continue
@@ -272,17 +273,13 @@ def _read_table(reading: Reading) -> None:
             reading.end(name, CARRIED, "the default")
         elif value is None:
             reading.leave(name, NOTHING)
-        elif name.startswith("warmup_") and name != beside and (steps is not None or not ratio):
+        elif name in _WARMUPS and name != beside and (steps is not None or not ratio):
             reading.leave(name, NOTHING, f"`{beside}` goes before it")
         elif not reading.apply(name):
             if reading.tool.takes_trainer_fields:
                 reading.place(name, name, value)
             else:
                 reading.end(name, UNKNOWN, "nothing is known of it")
-
-
-def _is_above_0(value: Any) -> bool:
-    return value is not None and str(value) not in ("0", "0.0", "False")
 
 
 def _set_defaults(reading: Reading) -> None:
