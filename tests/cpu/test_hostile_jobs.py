@@ -31,7 +31,7 @@ def give_code(folder: Path) -> Path:
 
 def test_looking_imports_nothing_of_a_job(autotune: Command) -> None:
     changes: dict[str, Any] = {"method": "grpo", "max_length": None, "fixed": ONE}
-    file = write_job(autotune.folder, **changes, reward_funcs=["evil.r"])
+    write_job(autotune.folder, **changes, reward_funcs=["evil.r"])
     config = {**LLAMA, "auto_map": REMOTE}
     (autotune.folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mark = give_code(autotune.folder)
