@@ -25,10 +25,10 @@ from autotune.space.job_file.online import is_reward
 from autotune.space.knobs import ACCUMULATION, MINI_BATCHES
 
 _FOUR, _EIGHT = _BITS = ("load_in_4bit", "load_in_8bit")
-_HALVES = {"fp16": "float16"}
+_SWITCHES = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16")}
 
 
-def read_model(reading: Reading, field: str, *, folder: bool = False) -> None:
+def _read_model(reading: Reading, field: str, *, folder: bool = False) -> None:
     """Read the model; a folder that is not here by its last name, if that is well known."""
     given = reading.given(field)
     if not isinstance(given, str):
@@ -44,27 +44,31 @@ def read_model(reading: Reading, field: str, *, folder: bool = False) -> None:
         reading.carry(field, "model", given)
 
 
-def read_precision(reading: Reading, *, default: str) -> None:
-    """Read mixed precision, of the switches `bf16` and `fp16`.
+def _read_precision(reading: Reading, *, default: str) -> None:
+    """Read mixed precision, of its switches.
 
     Args:
-        default: what the tool does where neither is given.
+        default: what the tool does where none is given.
     """
-    names = ("bf16", "fp16")
-    on = [name for name in names if is_mixed(reading, name)]
-    if not on and all(reading.given(name) is None for name in names):
-        if default != "auto":
-            reading.assume("precision", default, f"default of {reading.tool.name}")
-        return
+    names = [name for both in _SWITCHES.values() for name in both]
+    given = [name for name in names if reading.given(name) is not None]
+    # Axolotl sets them to words, too.
+    mixed = [n for n in given if reading.is_on(n) or reading.given(n) in ("auto", "full")]
+    on = [kind for kind, both in _SWITCHES.items() if set(both) & set(mixed)]
     if len(on) == 2:
         reading.assumed.append("precision: bf16 (`fp16` is on, too: transformers refuses both)")
-    for name in names:
+    if not given and default != "auto":
+        reading.assume("precision", default, f"default of {reading.tool.name}")
+    for name in given:
         reading.carry(name, "precision", on[0] if on else "fp32")
+    if given:
+        reading.ends(names, "precision")
 
 
-def is_mixed(reading: Reading, name: str) -> bool:
-    """True if a switch of mixed precision is on, which Axolotl sets to `auto` or `full`, too."""
-    return reading.is_on(name) or str(reading.given(name)).lower() in ("auto", "full")
+def _set_half(reading: Reading, why: str) -> None:
+    """Load the weights in the type of mixed precision."""
+    half = "float16" if reading.job.get("precision") == "fp16" else "bfloat16"
+    reading.assume("fixed.dtype", half, why)
 
 
 def _set_tuning(reading: Reading, tuning: str, fields: tuple[str, ...], why: str) -> None:
@@ -77,13 +81,6 @@ def _set_tuning(reading: Reading, tuning: str, fields: tuple[str, ...], why: str
     if reading.is_on(_EIGHT) and tuning == "qlora":
         reading.carry(_EIGHT, f"fixed.{_EIGHT}", True)
     reading.ends((*fields, *_BITS), f"tuning: {tuning}")
-
-
-def _set_half(reading: Reading, why: str) -> None:
-    """Load the weights in the type of mixed precision."""
-    precision = reading.job.get("precision")
-    if precision != "fp32":
-        reading.assume("fixed.dtype", _HALVES.get(str(precision), "bfloat16"), why)
 
 
 def _read_length(reading: Reading, field: str, default: int) -> None:
@@ -100,15 +97,11 @@ def _read_axolotl(reading: Reading) -> None:
     reading.ends(("rl", "reward_model"), f"method: {reading.method.name}")
     if reading.given("rl") == "ipo":
         reading.write("training.loss_type", ["ipo"])
-    read_model(reading, "base_model")
+    _read_model(reading, "base_model")
     _read_adapter(reading)
-    for name, old in (("bf16", "bfloat16"), ("fp16", "float16")):
-        if reading.given(old) is not None and reading.given(name) is None:
-            reading.data[name] = reading.data[old]
-            reading.ends((old,), "precision")
-    silent = reading.given("bf16") is None and reading.given("fp16") is None
-    read_precision(reading, default="bf16" if silent else "fp32")
-    _set_half(reading, "Axolotl loads all weights in it")
+    _read_precision(reading, default="bf16")
+    if reading.job["precision"] != "fp32":
+        _set_half(reading, "Axolotl loads all weights in it")
     _read_length(reading, "sequence_len", 512)
     section = reading.given("trl")
     if isinstance(section, Mapping):
@@ -151,17 +144,16 @@ def _read_adapter(reading: Reading) -> None:
 def _read_llama_factory(reading: Reading) -> None:
     stage = str(reading.data.get("stage", "sft"))
     reading.ends(("stage",), f"method: {reading.method.name}")
-    read_model(reading, "model_name_or_path")
+    _read_model(reading, "model_name_or_path")
     _read_finetuning(reading)
     if reading.is_on("pure_bf16"):
         reading.carry("pure_bf16", "fixed.dtype", "bfloat16")
         reading.write("precision", "bf16")
         reading.ends(("bf16",), "precision")
     else:
-        read_precision(reading, default="fp32")
+        _read_precision(reading, default="fp32")
         if reading.job.get("tuning") in ("lora", "qlora"):
-            half = "float16" if reading.job.get("precision") == "fp16" else "bfloat16"
-            reading.assume("fixed.dtype", half, "LLaMA-Factory keeps a frozen base in 16 bits")
+            _set_half(reading, "LLaMA-Factory keeps a frozen base in 16 bits")
     for name in ("packing", "neat_packing"):
         if reading.is_on(name) and reading.method.name == "sft":
             reading.carry(name, "fixed.packing", True)
@@ -233,7 +225,7 @@ def _resolved(value: Any, data: Mapping[str, Any]) -> Any:
 
 def _read_torchtune(reading: Reading) -> None:
     reading.ends((f"loss.{COMPONENT}",), f"method: {reading.method.name}")
-    read_model(reading, "checkpointer.checkpoint_dir", folder=True)
+    _read_model(reading, "checkpointer.checkpoint_dir", folder=True)
     builder = str(reading.given(f"model.{COMPONENT}") or "").rpartition(".")[2]
     quantised = builder.startswith("qlora_") or reading.is_on("model.quantize_base")
     tuning = "qlora" if quantised else "lora" if builder.startswith("lora_") else "full"
@@ -312,10 +304,10 @@ def _own_fields(method: str) -> frozenset[str]:
 
 
 def _read_trl(reading: Reading) -> None:
-    read_model(reading, "model_name_or_path")
+    _read_model(reading, "model_name_or_path")
     dumped = "logging_nan_inf_filter" in reading.data and len(reading.data) > 60
     _read_peft(reading)
-    read_precision(reading, default="fp32" if dumped else "auto")
+    _read_precision(reading, default="fp32" if dumped else "auto")
     for name in ("max_length", "max_seq_length"):
         if reading.given(name) is not None:
             reading.place(name, "max_length", reading.given(name))
@@ -355,7 +347,7 @@ def _read_peft(reading: Reading) -> None:
 
 
 def _read_unsloth(reading: Reading) -> None:
-    read_model(reading, "model_name")
+    _read_model(reading, "model_name")
     full, bits = reading.is_on("full_finetuning"), any(map(reading.is_on, _BITS))
     tuning = "full" if full else "qlora" if bits else "lora"
     why = "Unsloth trains an adapter unless `full_finetuning` is on"
@@ -363,7 +355,7 @@ def _read_unsloth(reading: Reading) -> None:
     if reading.given("bf16") is None and reading.given("fp16") is None:
         reading.assumed.append("precision: auto (Unsloth takes bf16 where the GPU can)")
     else:
-        read_precision(reading, default="auto")
+        _read_precision(reading, default="auto")
     dtype = str(reading.given("dtype") or "bfloat16").removeprefix("torch.")
     if reading.given("dtype") is None:
         reading.assume("fixed.dtype", dtype, "Unsloth loads the base in 16 bits")
