@@ -31,8 +31,8 @@ from autotune.server.app import create_routes
 from autotune.server.service import open_service
 from autotune.server.settings import Allowed, Limits, Retention, Settings
 from autotune.space.definition import INCLUDES, SpaceDefinition, load_definition, shared_part
-from autotune.space.foreign.owner import TOOLS
-from autotune.space.foreign.tool import Tool
+from autotune.space.foreign.fields import EFFECTS
+from autotune.space.foreign.tool import Tool, tools
 from autotune.space.knobs import value_label
 from autotune.units import format_bytes
 
@@ -45,7 +45,8 @@ default until the job lists values for it under `recipe:`. `fixed: {knob: value}
 """
 FORMATS_HEAD = """`autotune import FILE...` makes a job of another tool's files; every command takes
 such a file where it takes a job, and says in a line on stderr that it did. Beside the trainer's
-file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`.
+file there may be accelerate's YAML, DeepSpeed's JSON and LLaMA-Factory's `dataset_info.json`;
+a DeepSpeed JSON that it names is read where it is here, and of any other only the name is known.
 `autotune import -- COMMAND` reads the flags of a command (`trl sft ...`, `accelerate launch
 train.py ...`, `llamafactory-cli train my.yaml`, `tune run ...`), and runs nothing.
 
@@ -60,15 +61,20 @@ autotune plan mine.yaml --device rtx-4090
   are say, the first that does: `--devices`, the launcher's flags, TRL's or Axolotl's own settings
   of it, accelerate's file, LLaMA-Factory's variables, CUDA_VISIBLE_DEVICES (of each machine). Where
   nothing says it, it is one, and that is said. Of `distributed_type: NO` accelerate starts one
-  process, whatever `num_processes` its file has.
+  process, whatever `num_processes` its file has. `--devices` are those of each machine. Rows that
+  several devices share are whole in a job, so a plan overstates a GPU's memory, which is said.
 - **What a file pins and the search tries is searched**: the micro-batch, checkpointing, the
   attention kernel, AdamW's kernel, ZeRO, FSDP. With `--as-is` all of it is pinned: a plan of that
   job says whether the configuration fits, and how fast it is.
 - **What is learned stays**: rank and modules of adapters, packing, the optimizer (where it is not
   AdamW), the data type of weights. Where the tool does something else than TRL unless told
   otherwise, its default is written into the job.
-- **Every field ends somewhere**: carried, searched instead, left out for a reason, or unknown.
-  `--json` lists them.
+- **Every field ends somewhere**: carried, searched instead, or in one list of what is not carried,
+  by what that may change: what is learned, memory, speed, nothing; of a field that no table knows,
+  nobody can say.
+  `--json` lists them. A key that is there twice counts as its trainer reads it, and what another
+  setting switches off is left out. Rewards of a script of one's own are left out: a plan needs
+  none, and a run asks for its own.
 - **Data** are carried where TRL reads the same rows: a hub id or file in its own form, or one whose
   columns only have other names. Else the job has `dataset: {lengths: {max: ...}}`.
 - `trust_remote_code` is never carried.
@@ -290,21 +296,18 @@ def _condition(condition: Any) -> str:
 def formats_page() -> str:
     """What fields of other tools are in a job."""
     text = "# Configurations of other tools\n\n" + NOTE + FORMATS_HEAD
-    for tool in TOOLS.values():
+    for tool in tools():
         text += f"\n## {tool.name}\n\n{_defaults_of(tool)}"
         text += "| theirs | in a job |\n|---|---|\n"
-        carried = {name: rule.ours for name, rule in tool.rules.items() if rule.ours}
-        text += "".join(f"| `{name}` | `{ours}` |\n" for name, ours in sorted(carried.items()))
-        reasons: dict[str, list[str]] = {}
-        for name, rule in tool.rules.items():
-            if rule.reason:
-                reasons.setdefault(rule.reason, []).append(f"`{name}`")
-        for start, reason in tool.hidden.items():
-            reasons.setdefault(reason, []).append(f"`{start}...`")
-        text += "\nLeft out:\n\n"
-        for reason, names in reasons.items():
-            line = f"- {reason}: {', '.join(names)}"
-            text += textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+        carried = sorted((name, field.ours) for name, field in tool.fields.items())
+        text += "".join(f"| `{name}` | `{ours}` |\n" for name, ours in carried)
+        text += "\nNot carried, by what it may change:\n\n"
+        for effect in EFFECTS:
+            names = [name.replace("*", "...") for name, e in tool.effects.items() if e == effect]
+            if names:
+                line = f"- {effect}: {', '.join(f'`{name}`' for name in names)}"
+                wrapped = textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False)
+                text += f"{wrapped}\n"
     return text
 
 

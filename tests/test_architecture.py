@@ -57,8 +57,10 @@ PURE = (
     *("estimate/allocator", "estimate/formula", "estimate/records", "estimate/speed"),
 )
 """What follows from its arguments alone: no clock, no chance, no file, no process."""
-READS = ("job/text_file.py", "space/definition.py", "bundle/check/read.py")
-READS += ("bundle/check/asking.py", "bundle/check/launch_worker.py")
+READS = (
+    *("job/text_file.py", "space/definition.py", "space/foreign/tool.py"),
+    *("bundle/check/read.py", "bundle/check/asking.py", "bundle/check/launch_worker.py"),
+)
 MEASURES = ("estimate/speed/measuring",)
 IMPURE = {"time", "random", "subprocess", "socket", "requests", "os", "shutil", "tempfile"}
 

@@ -51,6 +51,7 @@ set -- "${arguments[@]}"
 _MISSING = {
     "dataset_name": ("gave lengths in place of data", "DATA"),
     "reward_model_path": ("named no reward model", "MODEL"),
+    "reward_funcs": ("named no reward", "FUNCTION"),
 }
 """Fields that a launch needs where the job left them open: why, and a placeholder."""
 _ENOUGH_DEVICES = """\
@@ -105,6 +106,8 @@ def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]
     fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
         fields.append(method.reward_model)
+    elif method.lacks_reward(config.get("reward_funcs"), config.get(method.reward_model)):
+        fields.append("reward_funcs")
     return tuple(name for name in fields if not config.get(name))
 
 

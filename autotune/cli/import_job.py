@@ -28,10 +28,10 @@ _LONGEST = 32
 @click.option(
     "--devices",
     type=click.IntRange(min=1),
-    help="Number of processes that train together, in place of the files'. "
+    help="Devices of each machine, a process each, in place of the files'. "
     "The global batch counts them.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of machines, together.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines, with as many devices each.")
 @click.option(
     "--as-is",
     is_flag=True,
@@ -66,7 +66,7 @@ def command(
 
     if out is not None and os.path.lexists(out):
         raise user_error("the file exists already", where=str(out), hint="name another, or move it")
-    wishes = Wishes(method=method or "", processes=devices, nodes=nodes, as_is=as_is)
+    wishes = Wishes(method=method or "", devices=devices, nodes=nodes, as_is=as_is)
     imported, sources = _imported(files, wishes)
     named = {"model": model, "dataset": dataset}
     job = {**imported.job, **{name: value for name, value in named.items() if value is not None}}
@@ -91,30 +91,35 @@ def _imported(files: Sequence[str], wishes: Any) -> tuple[Any, str]:
     called. A command's text may hold a secret: it is written nowhere."""
     from autotune.job.paths import exists
     from autotune.space.foreign.command_line import parse_command
-    from autotune.space.foreign.importing import GivenFile, import_job
-    from autotune.space.job_file.given_file import read_mapping
+    from autotune.space.foreign.importing import import_job
+    from autotune.space.job_file.given_file import beside, foreign_file
 
     if all(name.lower().endswith(_SUFFIXES) or Path(name).is_file() for name in files):
-        given = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in files]
-        return import_job(given, wishes, exists=exists), " ".join(files)[:500]
-    parsed = parse_command(files)
-    read = [GivenFile(name=name, data=read_mapping(Path(name))[0]) for name in parsed.files]
+        paths = [Path(name) for name in files]
+        given = [foreign_file(path) for path in paths]
+        found = import_job(given, wishes, exists=exists, read=beside(paths))
+        return found, " ".join(files)[:500]
+    parsed = parse_command(files, beside([]))
+    paths = [Path(name) for name in parsed.files]
+    given = [foreign_file(path) for path in paths]
     wishes = replace(wishes, method=wishes.method or parsed.method)
     sources = " and ".join(["a command", *parsed.files])[:500]
-    return import_job(read, wishes, parsed, exists=exists), sources
+    return import_job(given, wishes, parsed, exists=exists, read=beside(paths)), sources
 
 
 def _plain(imported: Any) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "tool": imported.tool,
-        "job": imported.job,
-        "fields": [
-            {"field": f.field, "value": f.value, "fate": f.kind, "detail": f.detail}
-            for f in imported.fates
-        ],
-        "assumed": list(imported.assumed),
-    }
+    fields = [
+        {
+            "field": f.field,
+            "value": f.value,
+            "fate": f.kind,
+            "detail": f.detail,
+            "changes": f.changes,
+        }
+        for f in imported.fates
+    ]
+    told = {"schema": 1, "tool": imported.tool, "job": imported.job}
+    return {**told, "fields": fields, "assumed": list(imported.assumed)}
 
 
 def _say(imported: Any, out: Path | None) -> None:
@@ -126,15 +131,17 @@ def _say(imported: Any, out: Path | None) -> None:
 
 
 def imported_lines(imported: Any) -> Iterator[str]:
-    """Yield a line for each field, by what became of it, and what was assumed."""
-    from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN
+    """Yield a line for each field: the carried ones, and the others by what they may change; then
+    what was assumed."""
+    from autotune.space.foreign.fields import CARRIED, SEARCHED
 
-    titles = {CARRIED: "carried", SEARCHED: "searched instead", LEFT: "left out"}
+    of = {kind: [f for f in imported.fates if f.kind == kind] for kind in (CARRIED, SEARCHED)}
+    lists = {"carried:": of[CARRIED], "searched instead:": of[SEARCHED]}
+    lists["not carried, by what it may change:"] = imported.lost
     width = max((len(fate.field) for fate in imported.fates), default=0)
-    for kind, title in {**titles, UNKNOWN: "unknown"}.items():
-        fates = [fate for fate in imported.fates if fate.kind == kind]
+    for title, fates in lists.items():
         if fates:
-            yield f"{title}:"
+            yield title
         for fate in fates:
             value = in_one_line(json.dumps(fate.value, ensure_ascii=False, default=str))
             value = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

@@ -190,7 +190,7 @@ class Job(Strict):
     reward_funcs: list[str] = []
     """What rewards completions of `grpo` and `rloo`: TRL's own functions by name, or import paths
     (`my_rewards.by_length`, found from the folder in which the command is run; only what trains
-    imports them)."""
+    imports them). A plan needs none."""
     reward_model_path: str | None = None
     """A reward model for them: a hub id or a local folder. The value model of `ppo` begins as it;
     where `ppo` has none, both are taken to be of the policy's shape, and the launch asks for it."""

@@ -60,6 +60,10 @@ class Method:
         """TRL's class of the trainer."""
         return self.config.replace("Config", "Trainer")
 
+    def lacks_reward(self, functions: Any, model: Any) -> bool:
+        """True if functions can reward what it generates, and there is neither one nor a model."""
+        return self.rewards_by_functions and not functions and not model
+
     @property
     def config_file(self) -> str:
         """The file of a bundle that TRL reads."""

@@ -43,6 +43,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _TOO_MANY = f"more than {MOST_VALUES:,} values, each `*name` counted as all that it stands for"
+_TWICE = "is given twice"
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _REPLACED]
@@ -118,12 +119,13 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def parse_yaml(
-    text: str, name: str, *, shipped: bool = False
+    text: str, name: str, *, shipped: bool = False, twice: list[Problem] | None = None
 ) -> tuple[dict[str, Any], dict[Path_, int]]:
     """Return the mapping in `text` and the line of each of its entries (1-based).
 
     Args:
         shipped: whether it is one of our own tables.
+        twice: takes keys that are given twice, in place of a refusal; the last value counts.
 
     Raises:
         UserError: not YAML, not a mapping, a key given twice, or one that is no word.
@@ -136,6 +138,10 @@ def parse_yaml(
         if node is not None:
             # Before construction, which copies the keys of a merge (`<<`) into the node.
             _walk(node, (), lines, problems, name)
+            repeated = [problem for problem in problems if problem.what.endswith(_TWICE)]
+            if twice is not None:
+                twice += repeated
+                problems = [problem for problem in problems if problem not in repeated]
         data = loader.construct_document(node) if node is not None else {}
     except RecursionError:
         raise UserError(Problem(where=name, what="not valid YAML: nested without end")) from None
@@ -173,7 +179,7 @@ def _walk(
                 problems.append(
                     Problem(
                         where=f"{name}:{key.start_mark.line + 1}",
-                        what=f"`{'.'.join(map(str, key_path))}` is given twice",
+                        what=f"`{'.'.join(map(str, key_path))}` {_TWICE}",
                         hint=f"the first one is on line {lines[key_path]}; keep one",
                     )
                 )

@@ -149,7 +149,7 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
     request = EstimateRequest(
         method=job.method,
         config={
-            **_without_code(first.config.config),
+            **_without_code(first.config.config, job),
             **_reward_model_field(job, facts),
         },
         model_path=facts.model.path,
@@ -181,10 +181,12 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
     return VariantTask(request=request, traced=first.config, members=tuple(members))
 
 
-def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_code(config: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """Return a configuration whose reward functions are TRL's: a trace calls none of them, and
-    would import the user's."""
+    would import the user's. Where nothing rewards yet, one of them does."""
     names = config.get("reward_funcs")
+    if METHODS[job.method].lacks_reward(names, job.reward_model_path):
+        names = [TRLS_REWARD]
     return {**config, "reward_funcs": [TRLS_REWARD for _ in names]} if names else dict(config)
 
 

@@ -21,6 +21,7 @@ from autotune.process.limits import Ending, Limits, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ending_of
 from autotune.process.run_folder import RunFolder
+from autotune.space.job_file.online import refuse_unrewarded
 from autotune.space.knobs import ACCUMULATION, GROUP
 from autotune.space.trl_config import device_environment
 from autotune.units import format_bytes
@@ -48,6 +49,8 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
         MachineError: the device that was asked for is not there.
     """
     run.check_name()
+    if not planned:
+        refuse_unrewarded(job)
     problem = stack.missing(job.method)
     if problem is not None:
         raise user_error(problem, where="method", hint="pip install trl==1.12.0, or another method")

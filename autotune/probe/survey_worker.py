@@ -4,14 +4,12 @@ Raises nothing: problems of the user's model, data or training fields go into th
 """
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
 import time
 import traceback
 from dataclasses import asdict, replace
-from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +121,8 @@ def _trusts(request: SurveyRequest) -> bool:
 
 
 def _check_rewards(request: SurveyRequest) -> None:
-    """Check that the rewards can be found. Only a job that is going to be trained imports modules
-    of the user: a plan looks for their files."""
+    """Check that the rewards can be found. Only a job that is going to be trained needs modules of
+    the user, and imports them."""
     problems = []
     for name in request.reward_funcs:
         from autotune.training.online import reward_function
@@ -133,32 +131,10 @@ def _check_rewards(request: SurveyRequest) -> None:
         try:
             if not (module and request.planned):
                 reward_function(name)
-            elif not has_module(module):
-                problems.append(f"unknown reward function `{name}`: no module `{module}`")
         except ValueError as error:
             problems.append(str(error))
     if problems:
         raise ValueError("; ".join(problems))
-
-
-def has_module(name: str) -> bool:
-    """True if there is a file of this module, in the folder that one stands in or where Python
-    looks; nothing is imported."""
-    first, *rest = parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return False
-    if _is_module(Path.cwd().joinpath(*parts)):
-        return True
-    spec = importlib.util.find_spec(first)
-    places = (spec.submodule_search_locations or ()) if spec else ()
-    return spec is not None and (
-        not rest or any(_is_module(Path(place).joinpath(*rest)) for place in places)
-    )
-
-
-def _is_module(path: Path) -> bool:
-    files = [path.with_name(f"{path.name}{suffix}") for suffix in all_suffixes()]
-    return any(file.is_file() for file in (path / "__init__.py", *files))
 
 
 def _reward_model(request: SurveyRequest) -> tuple[str | None, bool]:

@@ -31,7 +31,7 @@ def give_code(folder: Path) -> Path:
 
 def test_looking_imports_nothing_of_a_job(autotune: Command) -> None:
     changes: dict[str, Any] = {"method": "grpo", "max_length": None, "fixed": ONE}
-    file = write_job(autotune.folder, **changes, reward_funcs=["evil.r"])
+    write_job(autotune.folder, **changes, reward_funcs=["evil.r"])
     config = {**LLAMA, "auto_map": REMOTE}
     (autotune.folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mark = give_code(autotune.folder)
@@ -48,9 +48,6 @@ def test_looking_imports_nothing_of_a_job(autotune: Command) -> None:
     plan = json.loads(autotune("plan", *flags, *pinned, "--json", expect=None))
     assert plan["candidates"][0]["estimate"]["method"] == "trace", "what plans by formula has none"
     assert not mark.exists()
-    job = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**job, "reward_funcs": ["nobody.r"]}), encoding="utf-8")
-    assert "no module `nobody`" in autotune.refused("validate", "--space", "job.yaml")
     assert "evil" in autotune.refused("probe", "job.yaml", "--set", "reward_funcs=[evil.none]")
     assert mark.exists(), "what trains imports"
 

@@ -181,7 +181,7 @@ def test_what_goes_out_comes_back(bundle, form):
     name, text = next(iter(found.files.items()))
     processes = yaml.safe_load(texts(bundle)["accelerate.yaml"])["num_processes"]
     files = [GivenFile(name=name, data=parse_yaml(text, name)[0])]
-    back = import_job(files, Wishes(processes=processes, as_is=True))
+    back = import_job(files, Wishes(devices=processes, as_is=True))
     assert not [fate for fate in back.fates if fate.kind == "unknown"]
     sent, fixed, training = config(bundle), back.job["fixed"], back.job["training"]
     micro, steps = sent["per_device_train_batch_size"], sent["gradient_accumulation_steps"]

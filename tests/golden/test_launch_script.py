@@ -164,6 +164,17 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
     assert launch(script, *arguments, cwd=tmp_path, PYTHON=str(spy))["argv"][-3:] == list(arguments)
 
 
+def test_a_launch_asks_for_the_rewards_that_a_plan_did_without(tmp_path):
+    case = CASES["grpo"]()
+    job = case.job.model_copy(update={"reward_funcs": []})
+    script = bundle(tmp_path / "bundle", "grpo", job=job)
+    refusal = launch(script, cwd=tmp_path, PYTHON=str(make_spy(tmp_path / "python")))
+    assert (refusal.returncode, refusal.stderr) == (
+        2,
+        "launch.sh: the job named no reward: add --reward_funcs FUNCTION\n",
+    )
+
+
 @pytest.mark.parametrize("form", [("--dataset_name", "{}"), ("--dataset_name={}",)])
 def test_data_may_be_one_file(form, tmp_path, nasty_dir):
     """As `datasets` reads what TRL is then given."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.bundle.formats import axolotl, llamafactory
 from autotune.bundle.formats.launched import Formatted, Launched, not_said
+from autotune.bundle.formats.written import axolotl, llama_factory
 from autotune.bundle.launch_script import SLURM_SCRIPT
 from autotune.errors import user_error
 from autotune.facts.stack import transformers_fields
@@ -58,14 +58,14 @@ def training_arguments(bundle: Launched) -> Formatted:
         for name in bundle.config
         if name not in fields
     }
-    files = {"training_arguments.json": json.dumps(known, indent=2, sort_keys=True) + "\n"}
+    files = {}
     if bundle.deepspeed is not None:
-        files["training_arguments.json"] = (
-            json.dumps({**known, "deepspeed": DEEPSPEED_FILE}, indent=2, sort_keys=True) + "\n"
-        )
+        known["deepspeed"] = DEEPSPEED_FILE
         files[DEEPSPEED_FILE] = bundle.deepspeed
     elif bundle.uses_fsdp:
         lost["fsdp"] = "accelerate.yaml says it: start with `accelerate launch --config_file`"
+    text = json.dumps(known, indent=2, sort_keys=True) + "\n"
+    files = {"training_arguments.json": text, **files}
     return Formatted(files=files, lost={**lost, **not_said(bundle), **_launch_of(bundle)})
 
 
@@ -165,8 +165,8 @@ FORMATS: Mapping[str, Callable[[Launched], Formatted]] = {
     "training-arguments": training_arguments,
     "accelerate": accelerate,
     "deepspeed": deepspeed,
-    "axolotl": axolotl.formatted,
-    "llamafactory": llamafactory.formatted,
+    "axolotl": axolotl,
+    "llamafactory": llama_factory,
     "python": script,
     "notebook": notebook,
     "slurm": slurm,

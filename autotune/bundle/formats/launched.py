@@ -1,5 +1,4 @@
-"""What the files of a bundle say, for writing it in another form, and its fields under the names of
-another tool. Pure."""
+"""What the files of a bundle say, for writing it in another form. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -11,16 +10,11 @@ import yaml
 from autotune.bundle.check.files import LaunchFiles, number
 from autotune.errors import user_error
 from autotune.job.methods import METHODS, Method
-from autotune.space.foreign.fields import Rule, their_names
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 _EXPORT = re.compile(r'export (\w+)="\$\{\1-([^"}]*)\}"')
 _LAUNCHES = ("launch.sh", "launch_nodes.sh")
-_SILENT = frozenset({"eval_strategy", "dataset_test_split", "dataset_text_field", "use_cpu"})
-"""Fields without meaning where nothing is evaluated, or that the other tool finds by itself."""
-_USUAL = ("random", "bfd")
-"""Values that are no choice: every tool shuffles, and packs in its own way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +115,19 @@ class Launched:
             return "full"
         return "qlora" if config.get("load_in_4bit") or config.get("load_in_8bit") else "lora"
 
+    @property
+    def checkpoints(self) -> bool:
+        """True if activations are computed again, not kept."""
+        config = self.config
+        said = config.get("activation_checkpointing", config.get("gradient_checkpointing"))
+        return said is not False
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules that get an adapter; none: every linear layer."""
+        named = self.config.get("lora_target_modules", "all-linear")
+        return [] if named in ("all-linear", ["all-linear"]) else list(named)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Formatted:
@@ -140,46 +147,6 @@ def _mapping(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Renaming:
-    """Fields by the other tool's names.
-
-    Attributes:
-        values: its names and the values.
-        lost: our fields that it has no name for, and why.
-    """
-
-    values: Mapping[str, Any]
-    lost: Mapping[str, str]
-
-    @classmethod
-    def of(
-        cls,
-        config: Mapping[str, Any],
-        rules: Mapping[str, Rule],
-        kept: frozenset[str],
-        handled: frozenset[str],
-    ) -> Self:
-        """Return the fields of a configuration.
-
-        Args:
-            rules: how the other tool's fields are read.
-            kept: fields with the same name in both, whatever other names are read, too.
-            handled: fields that the caller writes.
-        """
-        names = {**their_names(rules), **dict(zip(kept, kept, strict=True))}
-        values: dict[str, Any] = {}
-        lost: dict[str, str] = {}
-        for name, value in config.items():
-            if name in handled | _SILENT:
-                continue
-            if name in names:
-                values[names[name]] = value
-            elif value and value not in _USUAL:
-                lost[name] = "it has no such field"
-        return cls(values=values, lost=lost)
-
-
 def not_said(bundle: Launched) -> dict[str, str]:
     """Return the variables that a bundle's launch sets beside its files, as fields that are
     lost."""
@@ -187,10 +154,3 @@ def not_said(bundle: Launched) -> dict[str, str]:
         name: f"set it where the training starts: {name}={value}"
         for name, value in bundle.environment.items()
     }
-
-
-def as_yaml(theirs: Mapping[str, Any], head: str) -> str:
-    """Return a file of the other tool."""
-    kept = {name: value for name, value in theirs.items() if value is not None}
-    body = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
-    return f"# Written by autotune.\n{head}\n{body}"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.space.foreign.fields import CARRIED, MEMORY, NOTHING
 from autotune.space.foreign.launch import Launch
 from autotune.space.foreign.reading import Reading
-from autotune.space.foreign.tool import Tool
 from autotune.space.knobs import MICRO_BATCH, SAMPLING, SEGMENTS, Knob, condition_holds
 from autotune.space.sharding.sharding import (
     DEEPSPEED,
@@ -19,32 +19,49 @@ from autotune.space.sharding.sharding import (
 _OF_ZERO = ("zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD)
 
 
-def pin(reading: Reading, tool: Tool, launch: Launch, processes: int) -> None:
+def pin(reading: Reading, launch: Launch, processes: int) -> None:
     """Pin every speed knob: as the files have it, as the tool does, or as TRL does."""
     fixed = reading.job.setdefault("fixed", {})
     for knob in reading.definition.knobs:
         if knob.name in fixed or not _is_open(knob, reading):
             continue
         default = knob.default if knob.default is not None else _first(knob)
-        value = tool.as_is.get(knob.name, default)
+        value = reading.tool.as_is.get(knob.name, default)
         if value is not None:
             fixed[knob.name] = value
-    pins = _sharding(launch.pins, processes)
-    if reading.job.get("tuning") == "qlora" and pins.get(DISTRIBUTED_TYPE) in (DEEPSPEED, FSDP):
-        reading.assumed.append(
-            f"fixed.{DISTRIBUTED_TYPE}: MULTI_GPU (a quantised base is not divided here, so "
-            f"{pins[DISTRIBUTED_TYPE]} would divide no more than the adapter)"
+    _pin_sharding(reading, launch, processes)
+
+
+def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
+    """Pin how devices share the training; leave it to the search where not all of it is known."""
+    pins, knob = _sharding(launch.pins, processes), reading.definition.knob(DISTRIBUTED_TYPE)
+    kind, said = pins.get(DISTRIBUTED_TYPE), f"fixed.{DISTRIBUTED_TYPE}: MULTI_GPU"
+    lost = [*launch.not_built, *(f"`{name}` is not here: give it, too" for name in launch.unread)]
+    if kind is not None and knob is not None and knob.choices and kind not in knob.choices:
+        lost.append(f"{kind} is not built for `{reading.method.name}`")
+    if lost:
+        reading.assumed.append(f"how devices share the training is searched ({', '.join(lost)})")
+        pins = {}
+    elif reading.job.get("tuning") == "qlora" and kind in (DEEPSPEED, FSDP):
+        why = (
+            f"a quantised base is not divided here, so {kind} would divide no more than the adapter"
         )
+        reading.assumed.append(f"{said} ({why})")
         pins = _sharding({}, processes)
-    fixed.update(pins)
-    names = [name for name in ("deepspeed", "fsdp", "fsdp_config") if reading.given(name)]
-    for name in names:
+    elif kind == "MULTI_GPU" and launch.pins.get(DISTRIBUTED_TYPE) == DEEPSPEED:
+        reading.assumed.append(f"{said} (ZeRO's stage 0 divides nothing)")
+    if "zero_stage" in pins and launch.guessed:
+        why = f"by the name of `{launch.guessed}`, which is not here"
+        reading.assumed.append(f"fixed.zero_stage: {pins['zero_stage']} ({why})")
+    reading.job["fixed"].update(pins)
+    told = ", ".join(f"{name} {value}" for name, value in pins.items())
+    for name in ("deepspeed", "fsdp", "fsdp_config"):
         if pins:
-            reading.end(name, "carried", f"fixed: {', '.join(f'{k} {v}' for k, v in pins.items())}")
+            reading.end(name, CARRIED, f"fixed: {told}")
         else:
-            reading.leave(name, "one process shares nothing with others")
-    if "zero_stage" in pins and isinstance(reading.given("deepspeed"), str):
-        reading.assumed.append(f"fixed.zero_stage: {pins['zero_stage']} (by the file's name)")
+            reading.leave(
+                name, MEMORY if lost else NOTHING, (*lost, "one process shares nothing")[0]
+            )
 
 
 def _is_open(knob: Knob, reading: Reading) -> bool:

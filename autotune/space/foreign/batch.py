@@ -1,22 +1,18 @@
 """The global batch of another tool's files, kept exactly. Pure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from autotune.errors import Problem
-from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.fields import CARRIED, MEMORY, NOTHING, SEARCHED
+from autotune.space.foreign.launch import Launch, parallel_sizes
 from autotune.space.foreign.reading import Reading
-from autotune.space.foreign.tool import Tool
-from autotune.space.knobs import ACCUMULATION
+from autotune.space.foreign.tool import AXOLOTL
+from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
-_PARALLEL = {
-    "sequence_parallel_degree": "context",  # Axolotl's older name
-    "context_parallel_size": "context",
-    "tensor_parallel_size": "tensor",
-    "tensor_parallel_dim": "tensor",
-}
-"""Fields that let several devices work on the same rows."""
+_DIVIDED = ("dp_shard_size", "dp_replicate_size")
+"""Fields that say among how many devices rows are divided."""
 _TOTAL, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 
 
@@ -39,46 +35,75 @@ class Rows:
     inferred: bool = False
 
     @classmethod
-    def of(cls, reading: Reading, tool: Tool, launch: Launch) -> Self:
+    def of(cls, reading: Reading, launch: Launch) -> Self:
         """Return what the files say together; where they contradict each other, that is a
         problem."""
+        tool, total = reading.tool, launch.batch.get(_TOTAL)
         micro = _agreed(reading, tool.micro, launch.batch.get(_MICRO), tool.rows)
-        deepspeed_steps = launch.batch.get(ACCUMULATION)
-        steps = _agreed(reading, tool.accumulation, deepspeed_steps, tool.steps)
-        _refuse_batch_size(reading, tool)
-        of_trainer = {
-            axis: reading.counted(n, 1) for n, axis in _PARALLEL.items() if reading.given(n)
-        }
-        parallel = math.prod({**launch.parallel, **of_trainer}.values())
-        total = launch.batch.get(_TOTAL)
+        steps = _agreed(reading, tool.accumulation, launch.batch.get(ACCUMULATION), tool.steps)
+        micro, steps = reading.rows or (micro, steps)
+        _refuse_batch_size(reading)
+        given = [name for name in parallel_sizes() if reading.given(name)]
+        sizes = {parallel_sizes()[name]: reading.counted(name, 1) for name in given}
+        sizes = {**launch.parallel, **sizes}
+        parallel = math.prod(sizes.values())
+        sized = math.prod(reading.counted(n, 1) for n in _DIVIDED) * parallel
         processes, inferred = launch.processes or launch.machines, False
         if launch.processes is None and total is not None and total % (micro * steps) == 0:
             processes, inferred = total // (micro * steps) * parallel, True
-            reading.assumed.append(
-                f"devices: {processes} (DeepSpeed's `{_TOTAL}: {total}` says it)"
-            )
+            text = f"devices: {processes} (DeepSpeed's `{_TOTAL}: {total}` says it)"
+            reading.assumed.append(text)
+        elif launch.processes is None and sized > 1:
+            processes, inferred = sized, True
+            reading.assumed.append(f"devices: {sized} (the product of the file's parallel sizes)")
         if processes % parallel:
             what = f"{processes} devices cannot be divided by {parallel}"
-            reading.problems.append(Problem(where="num_processes", what=what))
+            reading.refuse("num_processes", what)
+        elif parallel > 1:
+            _say_parallel(reading, sizes, (micro, micro * steps * processes // parallel), processes)
         ways = max(processes // parallel, 1)
         if total is not None and total != micro * steps * ways:
             product = f"{micro} x {steps} x {ways} = {micro * steps * ways}"
             what = f"DeepSpeed's `{_TOTAL}: {total}` contradicts {product}"
-            hint = "write `auto` into DeepSpeed's file"
-            reading.problems.append(Problem(where=_TOTAL, what=what, hint=hint))
+            reading.refuse(_TOTAL, what, "write `auto` into DeepSpeed's file")
         return cls(micro=micro, steps=steps, processes=processes, ways=ways, inferred=inferred)
 
 
-def _refuse_batch_size(reading: Reading, tool: Tool) -> None:
+def _say_parallel(
+    reading: Reading, sizes: Mapping[str, int], counts: tuple[int, int], devices: int
+) -> None:
+    """Say what a job is that has whole rows where devices shared them; refuse it where they are
+    too few.
+
+    Args:
+        sizes: devices that share a row, by what they divide.
+        counts: rows of a micro-batch, and of a step.
+    """
+    micro, rows = counts
+    named = " and ".join(f"{axis} parallelism of {n}" for axis, n in sizes.items() if n > 1)
+    what = f"{named}: not built, a job's devices have whole rows each"
+    if rows % (micro * devices if reading.as_is else devices):
+        more = f", and {rows} rows a step cannot be divided among {devices} devices"
+        hint = (
+            f"what fits can be asked of a like job: {devices} rows a step, without parallel "
+            "sizes; it takes more memory of a GPU than their training"
+        )
+        where = ", ".join(name for name in parallel_sizes() if reading.given(name))
+        reading.refuse(where or "parallelism_config", what + more, hint)
+    else:
+        reading.assumed.append(f"{what}, so a plan overstates a GPU's memory")
+
+
+def _refuse_batch_size(reading: Reading) -> None:
     """Refuse Axolotl's `batch_size`, which its versions read differently."""
-    if reading.tool != "Axolotl" or reading.given("batch_size") is None:
+    steps = reading.tool.accumulation
+    if reading.tool.file != AXOLOTL or reading.given("batch_size") is None:
         return
-    if reading.given(tool.accumulation) is not None:
-        reading.leave("batch_size", f"`{tool.accumulation}` goes before it")
+    if reading.given(steps) is not None:
+        reading.leave("batch_size", NOTHING, f"`{steps}` goes before it")
         return
     what = "`batch_size` does not say how many micro-batches make a step"
-    hint = f"write {tool.accumulation}"
-    reading.problems.append(Problem(where="batch_size", what=what, hint=hint))
+    reading.refuse("batch_size", what, f"write {steps}")
 
 
 def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -> int:
@@ -89,13 +114,23 @@ def _agreed(reading: Reading, name: str, deepspeeds: int | None, default: int) -
     value = reading.counted(name, default)
     if deepspeeds is not None and deepspeeds != value:
         what = f"`{name}: {value}`, and DeepSpeed's file says {deepspeeds}"
-        hint = "write `auto` into DeepSpeed's file"
-        reading.problems.append(Problem(where=name, what=what, hint=hint))
+        reading.refuse(name, what, "write `auto` into DeepSpeed's file")
     return value
 
 
-def set_rows(reading: Reading, tool: Tool, rows: Rows) -> None:
-    """Set the global batch of the job."""
-    reading.set_batch(tool.micro, tool.accumulation, (rows.micro, rows.steps), rows.ways)
-    for name in _PARALLEL:
-        reading.leave(name, "a job spreads rows only; the global batch counts what is left")
+def set_rows(reading: Reading, rows: Rows) -> None:
+    """Set the global batch of the job: what one device does, times the devices that share it."""
+    micro, steps = reading.tool.micro, reading.tool.accumulation
+    total = rows.micro * rows.steps * rows.ways
+    reading.write("global_batch_size", total)
+    reading.origins[("global_batch_size",)] = micro if micro in reading.data else steps
+    product = f"global_batch_size {total} = {rows.micro} x {rows.steps} x {rows.ways}"
+    if reading.as_is:
+        reading.write(f"fixed.{MICRO_BATCH}", rows.micro)
+        reading.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {product}")
+    for name, value in ((micro, rows.micro), (steps, rows.steps)):
+        reading.end(name, CARRIED if reading.as_is else SEARCHED, product)
+        if reading.given(name) is None:
+            reading.assumed.append(f"{name}: {value} (default of {reading.tool.name})")
+    for name in parallel_sizes():
+        reading.leave(name, MEMORY, "the global batch counts what is left")

@@ -6,7 +6,7 @@ trl dpo --config dpo.yaml --beta 0.2
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -14,11 +14,17 @@ import yaml
 from autotune.errors import user_error
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_scalar
-from autotune.space.foreign import axolotl, llamafactory, torchtune, trl
-from autotune.space.foreign.fields import LEFT
-from autotune.space.foreign.launch import Launch
-from autotune.space.foreign.launcher import COUNTS, of_flags, of_variable, without_counts
-from autotune.space.foreign.tool import Tool
+from autotune.space.foreign.launch import (
+    COUNTS,
+    Launch,
+    Read,
+    of_flags,
+    of_variable,
+    without,
+    without_counts,
+)
+from autotune.space.foreign.tool import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, TRL, Tool, tool, words
+from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP, RESHARD
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -29,11 +35,15 @@ _SWITCHES = frozenset(
 """Flags of launchers that take no value."""
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 _TOOLS = {
-    "trl": trl.TOOL,
-    "llamafactory-cli": llamafactory.TOOL,
-    "axolotl": axolotl.TOOL,
-    "tune": torchtune.TOOL,
+    "trl": TRL,
+    "llamafactory-cli": LLAMA_FACTORY,
+    "axolotl": AXOLOTL,
+    "tune": TORCHTUNE,
 }
+NOT_BUILT = words(
+    "orpo cpo bco gkd gold nash_md online_dpo prm xpo minillm sdft sdpo distillation tpo"
+)
+"""Trainers of TRL that no method is for."""
 _TEXT_SUFFIXES = (".yaml", ".yml", ".json")
 MOST_WORDS = 2000
 
@@ -44,7 +54,7 @@ class Command:
 
     Attributes:
         tool: whose program it is; None: a script of the user's.
-        method: of TRL's command.
+        method: of TRL's command, or of torchtune's recipe.
         flags: of the program, by their names.
         files: configurations that it names, to be read.
         launch: what its launcher says.
@@ -59,13 +69,21 @@ class Command:
     variables: Launch = field(default_factory=Launch)
 
     @property
+    def file(self) -> str:
+        """The name of its tool's table."""
+        return self.tool.file if self.tool is not None else ""
+
+    @property
     def of_a_script(self) -> bool:
         """True if a user's own script runs, whose flags may mean anything."""
         return self.tool is None and bool(self.flags or self.files)
 
 
-def parse_command(words: Sequence[str]) -> Command:
+def parse_command(words: Sequence[str], read: Read = lambda _: None) -> Command:
     """Return a command's parts.
+
+    Args:
+        read: returns what a file holds that a flag of a launcher names.
 
     Raises:
         UserError: it is none that trains.
@@ -79,14 +97,14 @@ def parse_command(words: Sequence[str]) -> Command:
         flags = _launcher_flags(rest)
         config = flags.pop("config_file", None)
         command.files += [str(config)] if config is not None else []
-        command.launch = command.launch.joined(of_flags(flags, launcher))
+        command.launch = command.launch.joined(of_flags(flags, launcher, read))
     _read_variables(rest, command)
-    _read_program(rest, command)
-    end = rest.index("--") if command.tool is axolotl.TOOL and "--" in rest else len(rest)
+    _read_program(rest, command, read)
+    end = rest.index("--") if command.file == AXOLOTL and "--" in rest else len(rest)
     last, rest[end:] = rest[end + 1 :], []
     _read_flags([word for word in rest if word != "--"], command)
-    if command.tool is axolotl.TOOL:
-        _take_axolotls_launcher(_launcher_flags(last), command)
+    if command.file == AXOLOTL:
+        _take_axolotls_launcher(_launcher_flags(last), command, read)
     if not command.flags and not command.files:
         what = "this command has no flags and no configuration file"
         hint = "such as `autotune import -- trl sft --model_name_or_path my-model ...`"
@@ -138,7 +156,7 @@ def _launcher_flags(rest: list[str]) -> dict[str, Any]:
     return flags
 
 
-def _read_program(rest: list[str], command: Command) -> None:
+def _read_program(rest: list[str], command: Command, read: Read) -> None:
     """Read the program, and what its name says."""
     if rest and _program(rest[0]).startswith("python"):
         rest.pop(0)
@@ -148,17 +166,23 @@ def _read_program(rest: list[str], command: Command) -> None:
     if not rest or rest[0].startswith("-"):
         return
     name = _program(rest.pop(0))
-    command.tool = _TOOLS.get(name)
+    command.tool = tool(_TOOLS[name]) if name in _TOOLS else None
     if "axolotl" in name:
-        command.tool = axolotl.TOOL
+        command.tool = tool(AXOLOTL)
     if name in METHODS or name.removeprefix("trl.scripts.") in METHODS:
-        command.tool, command.method = trl.TOOL, name.removeprefix("trl.scripts.")
-    if command.tool is trl.TOOL and rest and rest[0] in METHODS:
+        command.tool, command.method = tool(TRL), name.removeprefix("trl.scripts.")
+    if name in NOT_BUILT:
+        command.method = name
+    if command.file == TRL and rest and rest[0] in (*METHODS, *NOT_BUILT):
         command.method = rest.pop(0)
-    elif command.tool is torchtune.TOOL and rest[:1] == ["run"]:
+    elif command.file == TORCHTUNE and rest[:1] == ["run"]:
         rest.pop(0)
-        command.launch = command.launch.joined(of_flags(_launcher_flags(rest), "torchrun"))
-        rest[:1] = []
+        found = of_flags(_launcher_flags(rest), "torchrun", read)
+        recipe = rest.pop(0) if rest else ""
+        command.method = next((name for name in METHODS if name in recipe.split("_")), "")
+        if "distributed" in recipe:
+            found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: True}).joined(found)
+        command.launch = command.launch.joined(found)
     elif command.tool is not None and rest and rest[0] in ("train", "sft"):
         rest.pop(0)
 
@@ -189,16 +213,16 @@ def _read_flags(rest: list[str], command: Command) -> None:
             command.flags[name] = whole
 
 
-def _take_axolotls_launcher(flags: dict[str, Any], command: Command) -> None:
+def _take_axolotls_launcher(flags: dict[str, Any], command: Command, read: Read) -> None:
     """Take what `axolotl train` passes to its launcher: `--launcher` (else accelerate), flags
     behind `--`, and those before it that are none of its own. `--launcher python` passes
     none."""
     given = {name: command.flags.pop(name) for name in COUNTS if name in command.flags}
     launcher, flags = command.flags.pop("launcher", "accelerate"), {**given, **flags}
-    launch = of_flags(flags, str(launcher))
+    launch = of_flags(flags, str(launcher), read)
     if launcher == "python":
         why = "`--launcher python` starts one process"
-        launch = Launch(fates=tuple(replace(f, kind=LEFT, detail=why) for f in launch.fates))
+        launch = Launch(fates=without(launch.fates, [f.field for f in launch.fates], why))
     command.launch = command.launch.joined(launch)
 
 

@@ -1,6 +1,6 @@
-"""Fields of another tool: what each is in a job, and what became of it. Pure."""
+"""What became of each field of another tool. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -9,73 +9,26 @@ CARRIED: Final = "carried"
 SEARCHED: Final = "searched"
 LEFT: Final = "left"
 UNKNOWN: Final = "unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """The meaning of another tool's field in a job.
-
-    Attributes:
-        ours: a field of the job, a knob, or a training field; empty: none of them.
-        value: what their value is in a job; None: the same.
-        reason: why it is not carried, where it is none of ours.
-    """
-
-    ours: str = ""
-    value: Callable[[Any], Any] | None = None
-    reason: str = ""
-
-
-def to(ours: str, value: Mapping[Any, Any] | Callable[[Any], Any] | None = None) -> Rule:
-    """Return a field that a job has, too.
-
-    Args:
-        value: their values and ours (others stay), or a function from one to the other.
-    """
-    if isinstance(value, Mapping):
-        known = dict(value)
-        return Rule(ours=ours, value=lambda given: known.get(_key(given), given))
-    return Rule(ours=ours, value=value)
-
-
-def leave(reason: str) -> Rule:
-    """Return a field that no job has, and why."""
-    return Rule(reason=reason)
-
-
-def leave_all(names: str, reason: str) -> dict[str, Rule]:
-    """Return fields that no job has, for one reason."""
-    return dict.fromkeys(names.split(), leave(reason))
-
-
-def their_names(rules: Mapping[str, Rule]) -> dict[str, str]:
-    """Return fields of a job -> what they are called there, of those whose values stay as they are;
-    of several names the last."""
-    return {rule.ours: name for name, rule in rules.items() if rule.ours and rule.value is None}
-
-
-def _key(value: Any) -> Any:
-    """Return a value as a table has it: `True` is not 1, and a word is in lower case."""
-    if isinstance(value, str):
-        return value.lower()
-    return value if value is None or isinstance(value, bool) else None
+LEARNING, MEMORY, SPEED, NOTHING = EFFECTS = ("learning", "memory", "speed", "nothing")
+"""What changes where a field is not carried, the gravest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """The place of one field in the job, or the reason why it has none.
+    """The place of one field in the job, or what it changes that it has none.
 
     Attributes:
         field: its name, the parts of a nested one joined by dots.
-        kind: `carried` into the job, `searched` in its place, `left` out for a reason, or
-            `unknown`.
+        kind: `carried` into the job, `searched` in its place, `left` out, or `unknown`.
         detail: where it went, or why it did not.
+        changes: what may change as it is left out, of `EFFECTS`; empty where it is not.
     """
 
     field: str
     value: Any
     kind: FateKind
     detail: str
+    changes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +52,13 @@ class Imported:
     def count(self, *kinds: FateKind) -> int:
         """Return how many fields came to one of these ends."""
         return sum(fate.kind in kinds for fate in self.fates)
+
+    @property
+    def lost(self) -> list[Fate]:
+        """Fields that are not carried, by what they change; of an unknown one nobody knows."""
+        order = (LEARNING, MEMORY, SPEED, "", NOTHING)
+        lost = [fate for fate in self.fates if fate.kind in (LEFT, UNKNOWN)]
+        return sorted(lost, key=lambda fate: order.index(fate.changes))
 
     @property
     def summary(self) -> str:

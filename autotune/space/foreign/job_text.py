@@ -1,11 +1,12 @@
 """The job file that is made of another tool's configuration, commented. Pure."""
 
+import itertools
 import textwrap
 from collections.abc import Iterator
 
 from autotune.errors import in_one_line
 from autotune.job.yaml_file import to_yaml
-from autotune.space.foreign.fields import LEFT, UNKNOWN, Fate, Imported
+from autotune.space.foreign.fields import Imported
 
 _WIDTH = 96
 
@@ -20,18 +21,13 @@ def job_text(found: Imported, sources: str) -> str:
         f"# Made by `autotune import` of {in_one_line(sources)}.",
         "# What this file names is relative to it; docs/job.md has all fields.",
     ]
-    left = [fate for fate in found.fates if fate.kind in (LEFT, UNKNOWN)]
-    lines += _listed("Not carried:", _reasons(left))
+    lost = [
+        f"{detail}: {', '.join(fate.field for fate in fates)}"
+        for detail, fates in itertools.groupby(found.lost, lambda fate: fate.detail)
+    ]
+    lines += _listed("Not carried, by what it may change:", lost)
     lines += _listed("Assumed:", found.assumed)
     return "\n".join(lines) + "\n" + to_yaml(found.job)
-
-
-def _reasons(fates: list[Fate]) -> list[str]:
-    """Return fields by the reason that they share."""
-    names: dict[str, list[str]] = {}
-    for fate in fates:
-        names.setdefault(fate.detail, []).append(fate.field)
-    return [f"{', '.join(fields)}: {reason}" for reason, fields in names.items()]
 
 
 def _listed(title: str, entries: tuple[str, ...] | list[str]) -> Iterator[str]:

@@ -1,57 +1,41 @@
-"""What launches a training: accelerate's YAML, DeepSpeed's JSON, and flags of launchers. Pure."""
+"""What launches a training: accelerate's YAML, DeepSpeed's JSON, flags of launchers, variables of
+the environment. Its table is `launch.yaml`. Pure."""
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind
-from autotune.space.foreign.tool import SHARDING
+from autotune.facts.stack import source_of
+from autotune.job.yaml_file import parse_yaml
+from autotune.space.foreign.fields import CARRIED, LEARNING, LEFT, MEMORY, NOTHING, SEARCHED, Fate
+from autotune.space.foreign.tool import effect_of, table
 from autotune.space.sharding.sharding import (
-    BUCKET_SIZE,
     DEEPSPEED,
     DISTRIBUTED_TYPE,
     FSDP,
     NONE,
     OPTIMIZER_OFFLOAD,
     PARAM_OFFLOAD,
-    PERSISTENCE,
-    PREFETCHED,
     RESHARD,
 )
 
-KNOBS = {
-    "zero_stage": "zero_stage",
-    "zero_optimization.stage": "zero_stage",
-    "offload_optimizer_device": OPTIMIZER_OFFLOAD,
-    "offload_param_device": PARAM_OFFLOAD,
-    "zero_optimization.offload_optimizer.device": OPTIMIZER_OFFLOAD,
-    "zero_optimization.offload_param.device": PARAM_OFFLOAD,
-    "zero_optimization.cpu_offload": OPTIMIZER_OFFLOAD,
-    "fsdp_reshard_after_forward": RESHARD,
-    "fsdp_sharding_strategy": RESHARD,
-    "zero_optimization.overlap_comm": "overlap_comm",
-    f"zero_optimization.{BUCKET_SIZE}": BUCKET_SIZE,
-    f"zero_optimization.{PREFETCHED}": PREFETCHED,
-    f"zero_optimization.{PERSISTENCE}": PERSISTENCE,
-}
-"""Fields of accelerate and DeepSpeed that are knobs, without the section of accelerate's file."""
-_COUNTS = ("num_processes", "num_machines")
+CONFIG, PRECISION = "deepspeed_config_file", "mixed_precision"
+OF_ALL, _OF_EACH = "num_processes", ("nproc_per_node", "num_gpus")
+_NODES = ("num_machines", "nnodes", "num_nodes")
+COUNTS = frozenset({OF_ALL, *_OF_EACH, *_NODES})
+"""Settings of launchers that TRL and Axolotl take among their own."""
+_ACCELERATE = "accelerate_config"
 _BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
-_TRAINERS = {"gradient_clipping": "max_grad_norm", "optimizer.params.lr": "learning_rate"}
-WHERE = "it says where and how processes start; a bundle has its own"
-PARALLEL = {
-    **dict.fromkeys(
-        ("parallelism_config_tp_size", "tp_size", "autotp_size", "megatron_lm_tp_degree"), "tensor"
-    ),
-    "parallelism_config_cp_size": "context",
-    **dict.fromkeys(("parallelism_config_sp_size", "sequence_parallel_size"), "sequence"),
-    "megatron_lm_pp_degree": "pipeline",
-}
-"""Fields of accelerate and DeepSpeed that let several devices work on the same rows."""
+_KINDS = {"use_deepspeed": DEEPSPEED, "use_fsdp": FSDP}
+_OPEN = ("gpu", "auto", "cpu", "xpu")
+"""Words for which torchrun counts devices itself."""
 _RESHARDS = ("true", "full_shard", "hybrid_shard", "1", "4")
 """FSDP 1's strategies, by name or number, after which weights are divided again."""
 _NAMED = re.compile(r"(?:z|zero|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
+Read = Callable[[str], Mapping[str, Any] | None]
+"""Return what a file holds that another one names; None: it is not here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +52,9 @@ class Launch:
         batch: DeepSpeed's own numbers of rows, by its names.
         trainer: fields of the trainer that only these files have.
         precision: mixed precision; empty: nothing says it.
+        unread: files that share the training, and are not here.
+        guessed: what is taken of the name of such a file.
+        not_built: ways to share the training that no job has.
         assumed: what is left open, as sentences.
         fates: what became of each field.
     """
@@ -82,6 +69,9 @@ class Launch:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     precision: str = ""
     cpu: bool = False
+    unread: tuple[str, ...] = ()
+    guessed: str = ""
+    not_built: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     fates: tuple[Fate, ...] = ()
 
@@ -99,149 +89,168 @@ class Launch:
 
     def joined(self, other: "Launch") -> "Launch":
         """Both; what the other says goes first."""
+        both: dict[str, Any] = {}
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            if isinstance(value, Mapping):
+                both[name] = {**mine, **value}
+            elif isinstance(value, tuple):
+                both[name] = (*mine, *value)
+            else:
+                both[name] = mine if value in (None, "", False) else value
         counted = other if other.count is not None else self
-        return Launch(
-            count=counted.count,
-            per_machine=counted.per_machine,
-            visible=self.visible if other.visible is None else other.visible,
-            nodes=self.nodes if other.nodes is None else other.nodes,
-            parallel={**self.parallel, **other.parallel},
-            pins={**self.pins, **other.pins},
-            batch={**self.batch, **other.batch},
-            trainer={**self.trainer, **other.trainer},
-            precision=other.precision or self.precision,
-            cpu=self.cpu or other.cpu,
-            assumed=(*self.assumed, *other.assumed),
-            fates=(*self.fates, *other.fates),
-        )
+        return Launch(**{**both, "per_machine": counted.per_machine})
+
+    def of(self, part: str) -> "Launch":
+        """Return the same, its fields under the name of the file's kind."""
+        fates = (replace(fate, field=f"{part}: {fate.field}") for fate in self.fates)
+        return replace(self, fates=tuple(fates))
 
 
-def of_accelerate(data: Mapping[str, Any]) -> Launch:
+@functools.cache
+def _table() -> dict[str, Any]:
+    data = table("launch")
+    lists = data.pop("not_carried").items()
+    return {**data, "effects": {name: e for e, names in lists for name in names.split()}}
+
+
+def parallel_sizes() -> Mapping[str, str]:
+    """Return fields that let several devices work on the same rows, and what these divide."""
+    return dict(_table()["parallel"])
+
+
+def _ended(name: str, value: Any, kind: Any, detail: str, changes: str = "", **said: Any) -> Launch:
+    fate = Fate(field=name, value=value, kind=kind, detail=detail, changes=changes)
+    return Launch(fates=(fate,), **said)
+
+
+def _said(name: str, value: Any, detail: str, **said: Any) -> Launch:
+    return _ended(name, value, CARRIED, detail, **said)
+
+
+def _lost(name: str, value: Any, changes: str = NOTHING, why: str = "", **said: Any) -> Launch:
+    detail = f"{changes} ({why})" if why else changes
+    return _ended(name, value, LEFT, detail, changes, **said)
+
+
+def of_accelerate(data: Mapping[str, Any], read: Read) -> Launch:
     """Return what accelerate's file says."""
     launch = Launch()
-    for name, value in _leaves(data):
-        launch = launch.joined(accelerate_field(name, value))
-    kind = str(data.get("distributed_type"))
+    for name, value in leaves(data):
+        launch = launch.joined(_field(name, value, read))
+    kind = str(data.get(DISTRIBUTED_TYPE))
     several = (launch.count or 1) > 1 or launch.machines > 1
     # YAML reads NO without quotes as false. `mpirun_config` starts as many as are said.
     if kind in (NONE, "False") and several and not data.get("mpirun_config"):
-        fates = (_alone(fate) if fate.field in _COUNTS else fate for fate in launch.fates)
-        launch = replace(launch, count=None, nodes=None, fates=tuple(fates))
-    if kind == DEEPSPEED and "zero_stage" not in launch.pins:
-        section = data.get("deepspeed_config")
-        if isinstance(section, Mapping) and "deepspeed_config_file" not in section:
-            launch = replace(launch, pins={**launch.pins, "zero_stage": 2})
+        alone = "accelerate starts one process: `distributed_type: NO`"
+        fates = without(launch.fates, COUNTS, alone)
+        launch = replace(launch, count=None, nodes=None, fates=fates)
+    section = data.get("deepspeed_config")
+    unsaid = isinstance(section, Mapping) and CONFIG not in section
+    if kind == DEEPSPEED and "zero_stage" not in launch.pins and unsaid:
+        launch = replace(launch, pins={**launch.pins, "zero_stage": 2})
     return launch
 
 
-def _alone(fate: Fate) -> Fate:
-    """Return a number of processes or machines that accelerate passes over."""
-    return replace(fate, kind=LEFT, detail="accelerate starts one process: `distributed_type: NO`")
+def without(fates: tuple[Fate, ...], names: Any, why: str) -> tuple[Fate, ...]:
+    """Return the same, some of these fields left out."""
+    end: dict[str, Any] = {"kind": LEFT, "detail": f"{NOTHING} ({why})", "changes": NOTHING}
+    return tuple(replace(fate, **end) if fate.field in names else fate for fate in fates)
 
 
-def accelerate_field(name: str, value: Any) -> Launch:
-    """Return what one field of accelerate's file says (`fsdp_config.fsdp_version`)."""
-    last = name.rpartition(".")[2]
-    if last == "num_processes" and is_count(value):
-        return Launch(count=int(value), fates=(fate_of(name, value, CARRIED, "devices"),))
-    if last == "num_machines" and is_count(value):
-        detail = "devices.nodes"
-        return Launch(nodes=int(value), fates=(fate_of(name, value, CARRIED, detail),))
-    if last in PARALLEL and is_count(value):
-        return _parallel(name, last, value)
-    if last == "mixed_precision":
-        known = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}.get(str(value).lower(), "")
-        kind: FateKind = CARRIED if known else LEFT
-        return Launch(precision=known, fates=(fate_of(name, value, kind, "precision"),))
+def _field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
+    """Return what one field of accelerate's or DeepSpeed's file says, or a flag."""
+    last, known, spelling = name.rpartition(".")[2], _table(), spelling or name
+    key = name if name in known["knobs"] or name in known["trainer"] else last
+    if value == "auto":
+        return _said(spelling, value, "as the trainer's file says")
+    if last in _NODES:
+        return _nodes(value, spelling)
+    if last == CONFIG:
+        return of_file(value, read)
+    if is_count(value) and last == OF_ALL:
+        return _said(spelling, value, "devices", count=int(value))
+    if is_count(value) and last in _BATCH:
+        return _ended(spelling, value, SEARCHED, "the batch", batch={last: int(value)})
+    if is_count(value) and last in known["parallel"]:
+        return _lost(spelling, value, MEMORY, parallel={known["parallel"][last]: int(value)})
+    if last == PRECISION or name in ("bf16.enabled", "fp16.enabled"):
+        word = name[:4] if value is True else "" if "." in name else str(value).lower()
+        return _said(spelling, value, "precision", precision=known["precision"].get(word, ""))
     if last == "use_cpu":
-        cpu = value is True
-        detail = "devices.kind"
-        return Launch(cpu=cpu, fates=(fate_of(name, value, CARRIED, detail),))
+        return _said(spelling, value, "devices.kind", cpu=value is True)
+    if last == DISTRIBUTED_TYPE and str(value).upper() in known["not_built"].split():
+        return _lost(spelling, value, MEMORY, "not built", not_built=(f"{name}: {value}",))
     if last == DISTRIBUTED_TYPE:
-        pins = {DISTRIBUTED_TYPE: str(value)}
-        return Launch(pins=pins, fates=(fate_of(name, value, SEARCHED, SHARDING),))
-    if last in KNOBS:
-        return _knob(name, last, value)
-    if last == "gradient_accumulation_steps" and is_count(value):
-        return Launch(
-            batch={last: int(value)}, fates=(fate_of(name, value, SEARCHED, "the batch"),)
-        )
-    inside = name.startswith(("deepspeed_config.", "fsdp_config.", "parallelism_config."))
-    return Launch(fates=(fate_of(name, value, LEFT, "a bundle has its own" if inside else WHERE),))
+        return _sharing(spelling, value, last, str(value).upper())
+    given = str(value).lower() == "true" or value
+    if key in known["trainer"] and given is not False and isinstance(given, int | float):
+        ours = known["trainer"][key]
+        detail = f"training.{ours}, unless the trainer's file says it"
+        return _said(spelling, value, detail, trainer={ours: given})
+    if key in known["knobs"]:
+        return _knob(spelling, key, value)
+    off = str(value).lower() in ("false", "none", "no")
+    return _lost(spelling, value, NOTHING if off else effect_of(known["effects"], key) or NOTHING)
 
 
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
     """Return what DeepSpeed's file says."""
     launch = Launch(pins={DISTRIBUTED_TYPE: DEEPSPEED})
-    for name, value in _leaves(data):
-        launch = launch.joined(_deepspeed_field(name, value))
+    for name, value in leaves(data):
+        launch = launch.joined(_field(name, value, lambda _: None))
     return launch
 
 
-def _deepspeed_field(name: str, value: Any) -> Launch:
-    if value == "auto":
-        return Launch(fates=(fate_of(name, value, CARRIED, "as the trainer's file says"),))
-    if name in _BATCH:
-        if is_count(value):
-            fate = fate_of(name, value, SEARCHED, "the batch")
-            return Launch(batch={name: int(value)}, fates=(fate,))
-        return Launch(fates=(fate_of(name, value, LEFT, "it is not a whole number above 0"),))
-    if name in ("bf16.enabled", "fp16.enabled"):
-        precision = name[:4] if value is True else ""
-        return Launch(precision=precision, fates=(fate_of(name, value, CARRIED, "precision"),))
-    if name in KNOBS:
-        return _knob(name, name, value)
-    last = name.rpartition(".")[2]
-    if last in PARALLEL and is_count(value):
-        return _parallel(name, last, value)
-    if name in _TRAINERS and isinstance(value, int | float) and not isinstance(value, bool):
-        ours = _TRAINERS[name]
-        fate = fate_of(name, value, CARRIED, f"training.{ours}, unless the trainer's file says it")
-        return Launch(trainer={ours: value}, fates=(fate,))
-    if name.startswith(("zero_optimization.", "bf16.", "fp16.", "communication_data_type")):
-        return Launch(fates=(fate_of(name, value, LEFT, "a bundle's DeepSpeed file has its own"),))
-    if name.startswith(("optimizer.", "scheduler.")):
-        return Launch(fates=(fate_of(name, value, LEFT, "the trainer has its own"),))
-    if name.startswith(
-        ("steps_per_print", "wall_clock", "zero_allow", "zero_force", "tensorboard")
-    ):
-        return Launch(fates=(fate_of(name, value, LEFT, "it changes nothing of the training"),))
-    return Launch(fates=(fate_of(name, value, UNKNOWN, "nothing is known of it"),))
-
-
-def _parallel(name: str, key: str, value: Any) -> Launch:
-    detail = "a job spreads rows only; the global batch counts what is left"
-    return Launch(parallel={PARALLEL[key]: int(value)}, fates=(fate_of(name, value, LEFT, detail),))
+def _sharing(name: str, value: Any, knob: str, pin: Any) -> Launch:
+    detail = "how devices share the training is searched"
+    return _ended(name, value, SEARCHED, detail, pins={knob: pin})
 
 
 def _knob(name: str, key: str, value: Any) -> Launch:
-    knob = KNOBS[key]
-    if knob == RESHARD:
-        value = reshards(value)
+    knob = _table()["knobs"][key]
+    pin = reshards(value) if knob == RESHARD else value
     if name.endswith("cpu_offload"):
-        value = "cpu" if value is True else "none"
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.lower(), value.lower())
-        value = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if value is None:
-        value = "none"
-    pins = {knob: value}
-    return Launch(pins=pins, fates=(fate_of(name, value, SEARCHED, SHARDING),))
+        pin = "cpu" if value is True else "none"
+    if isinstance(pin, str):
+        pin = {"true": True, "false": False}.get(pin.lower(), pin.lower())
+        pin = int(pin) if isinstance(pin, str) and pin.isdecimal() else pin
+    return _sharing(name, value, knob, "none" if pin is None else pin)
 
 
-def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any) -> Launch:
+def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any, *, read: Read) -> Launch:
     """Return what fields of a trainer's own file say: a DeepSpeed file by name or whole, or
     FSDP."""
-    if isinstance(deepspeed, Mapping):
-        return replace(of_deepspeed(deepspeed), fates=())
     if deepspeed:
-        return Launch(pins=of_named(deepspeed))
-    config = fsdp_config if isinstance(fsdp_config, Mapping) else {}
-    if not fsdp and not config.get("reshard_after_forward"):
+        return of_file(deepspeed, read)
+    given = read(fsdp_config) if isinstance(fsdp_config, str) else fsdp_config
+    given = given if isinstance(given, Mapping) else {}
+    config = {str(name).removeprefix("fsdp_"): value for name, value in given.items()}
+    strategy = config.get("reshard_after_forward", config.get("sharding_strategy"))
+    if not fsdp and not strategy:
         return Launch()
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
-    reshard = config.get("reshard_after_forward", "shard_grad_op" not in words)
-    return Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshards(reshard)})
+    reshard = "shard_grad_op" not in words if strategy is None else reshards(strategy)
+    found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshard})
+    offload = "offload" in words.split() or str(config.get("offload_params")).lower() == "true"
+    return found.joined(_field("fsdp_offload_params", True, read)) if offload else found
+
+
+def of_file(given: Any, read: Read) -> Launch:
+    """Return what a DeepSpeed file says, whole or by its name: a file that is here is read, of any
+    other only the name is known, if that says anything."""
+    data = given if isinstance(given, Mapping) else read(str(given))
+    if data is not None:
+        return of_deepspeed(data).of("DeepSpeed")
+    text = str(given).rpartition("/")[2]
+    stage = _NAMED.search(text)
+    if stage is None or not int(stage[1]):
+        why = f"it is not here: give `{given}`, too"
+        return _lost(f"DeepSpeed: {given}", given, MEMORY, why, unread=(str(given),))
+    pins: dict[str, Any] = {DISTRIBUTED_TYPE: DEEPSPEED, "zero_stage": int(stage[1])}
+    if "offload" in text.lower():
+        pins |= {OPTIMIZER_OFFLOAD: "cpu"} | ({PARAM_OFFLOAD: "cpu"} if stage[1] == "3" else {})
+    return Launch(pins=pins, guessed=str(given))
 
 
 def reshards(value: Any) -> bool:
@@ -249,39 +258,105 @@ def reshards(value: Any) -> bool:
     return str(value).lower() in _RESHARDS
 
 
-def of_named(name: Any) -> dict[str, Any]:
-    """Return what the name of a DeepSpeed file says of it (`ds_z3_offload_config.json`)."""
-    text = str(name).rpartition("/")[2]
-    stage = _NAMED.search(text)
-    if stage is None or not int(stage[1]):
-        return {}
-    pins: dict[str, Any] = {DISTRIBUTED_TYPE: DEEPSPEED, "zero_stage": int(stage[1])}
-    if "offload" in text.lower():
-        pins[OPTIMIZER_OFFLOAD] = "cpu"
-        pins |= {PARAM_OFFLOAD: "cpu"} if stage[1] == "3" else {}
-    return pins
-
-
-def _leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+def leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     """Return its fields, the parts of a nested name joined by dots."""
     found: list[tuple[str, Any]] = []
     for name, value in data.items():
         full = f"{path}.{name}" if path else str(name)
         if isinstance(value, Mapping) and value:
-            found += _leaves(value, full)
+            found += leaves(value, full)
         else:
             found.append((full, value))
     return found
 
 
-def fate_of(name: str, value: Any, kind: FateKind, detail: str) -> Fate:
-    """Return what became of a field."""
-    return Fate(field=name, value=value, kind=kind, detail=detail)
-
-
 def is_count(value: Any) -> bool:
     """True if a value is a whole number above 0, or such a word."""
-    if isinstance(value, bool):
-        return False
-    text = str(value)
+    text = "" if isinstance(value, bool) else str(value)
     return text.isdecimal() and len(text) < 8 and int(text) > 0
+
+
+def of_flags(flags: Mapping[str, Any], launcher: str, read: Read) -> Launch:
+    """Return what the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
+    launch = Launch()
+    if launcher == "torchrun" and str(flags.get("nproc_per_node", "")).lower() not in _OPEN:
+        launch = Launch(count=1, per_machine=True)  # unless its flag says more
+    for name, value in flags.items():
+        launch = launch.joined(_flag(name.replace("-", "_"), value, f"--{name}", read))
+    return launch
+
+
+def of_settings(data: Mapping[str, Any], read: Read) -> tuple[Launch, dict[str, Any]]:
+    """Return what a trainer's fields say of its launcher, and the other fields."""
+    launch, rest = Launch(), dict(data)
+    for name in (_ACCELERATE, *(n for n in data if n in COUNTS or n == PRECISION)):
+        if name in rest:
+            launch = launch.joined(_flag(name, rest.pop(name), name, read))
+    return launch, rest
+
+
+def of_variable(name: str, value: str) -> Launch:
+    """Return what a variable of the environment before a command says."""
+    if name == "CUDA_VISIBLE_DEVICES" and "$" not in value:
+        listed = [part.strip() for part in value.split(",")]
+        end = next((n for n, part in enumerate(listed) if part in ("", "-1")), len(listed))
+        return _said(name, value, "devices, where nothing else says more", visible=end or None)
+    if name == "NPROC_PER_NODE" and is_count(value):
+        return _said(name, value, "devices", count=int(value), per_machine=True)
+    if name == "NNODES" and is_count(value):
+        return _nodes(value, name)
+    return _lost(name, "***", NOTHING, "set it where the training starts")
+
+
+def without_counts(variables: Launch) -> Launch:
+    """Return what is left of LLaMA-Factory's variables where a launcher starts the program."""
+    names, why = ("NPROC_PER_NODE", "NNODES"), "only LLaMA-Factory's command reads it"
+    return Launch(visible=variables.visible, fates=without(variables.fates, names, why))
+
+
+def _flag(key: str, value: Any, spelling: str, read: Read) -> Launch:
+    """Return what one setting says.
+
+    Args:
+        spelling: as it was given, for its fate.
+    """
+    if key in _OF_EACH and is_count(value):
+        return _said(spelling, value, "devices", count=int(value), per_machine=True)
+    if key == "include":
+        return _included(str(value), spelling)
+    if key in _KINDS:
+        return _sharing(spelling, value, DISTRIBUTED_TYPE, _KINDS[key])
+    if key == "hostfile":
+        text = "machines: 1 (`--hostfile` lists them; `--nodes 2` says how many)"
+        return _lost(spelling, value, assumed=(text,))
+    if key == _ACCELERATE:
+        name = str(value)
+        text = source_of("trl", f"accelerate_configs/{name}.yaml") if name.isidentifier() else ""
+        data = parse_yaml(text, "TRL's file")[0] if text else read(name)
+        if data is None:
+            return _lost(spelling, value, MEMORY, "give that file, too", unread=(name,))
+        found = of_accelerate(data, read).of("accelerate")
+        return _said(spelling, value, "read").joined(replace(found, fates=()) if text else found)
+    return _field(key, value, read, spelling)
+
+
+def _nodes(value: Any, spelling: str) -> Launch:
+    least, _, most = str(value).partition(":")
+    if is_count(least) and most in ("", least):
+        return _said(spelling, value, "devices.nodes", nodes=int(least))
+    text = f"machines: 1 (`{spelling} {value}` leaves it open; `--nodes 2` says how many)"
+    return _lost(spelling, value, LEARNING, "it leaves it open", assumed=(text,))
+
+
+def _included(value: str, spelling: str) -> Launch:
+    """Read DeepSpeed's `--include host:0,1@other:0,1`."""
+    counts = [_slots(part) for part in value.split("@")]
+    if all(counts):
+        return _said(spelling, value, "devices", count=sum(counts), nodes=len(counts))
+    return _lost(spelling, value, LEARNING, "it leaves it open", nodes=len(counts))
+
+
+def _slots(part: str) -> int:
+    """Return the devices of a machine; 0: it does not list them."""
+    listed = [slot for slot in part.partition(":")[2].split(",") if slot.strip()]
+    return len(listed) if all(slot.strip().isdecimal() for slot in listed) else 0

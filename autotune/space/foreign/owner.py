@@ -1,81 +1,40 @@
 """Whose configuration a file is. Pure."""
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from autotune.errors import user_error
-from autotune.space.foreign import axolotl, llamafactory, torchtune, trl, unsloth
-from autotune.space.foreign.registry import is_registry
-from autotune.space.foreign.tool import Tool, words
+from autotune.space.foreign.tool import TORCHTUNE, UNSLOTH, Tool, table, tool, tools, words
 
-Part = Literal["accelerate", "DeepSpeed", "registry", "model"]
+COMPONENT = "_component_"
 _OWN = {"method", "tuning", "global_batch_size", "devices", "budget", "training", "recipe", "fixed"}
 """Fields that a job has and no other tool's file: with one of them it is a job with mistakes."""
-TOOLS: Mapping[str, Tool] = {
-    tool.name: tool
-    for tool in (axolotl.TOOL, llamafactory.TOOL, unsloth.TOOL, torchtune.TOOL, trl.TOOL)
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """A file that belongs to a launch and alone makes no job: fields of which it has at least two,
-    and what to do with it."""
-
-    name: str
-    marks: frozenset[str]
-    hint: str
-
-
+_MODEL = "a transformers model"
 _BESIDE = (
     "give it beside the trainer's file: `autotune import trainer.yaml {file}`; "
     "`autotune check FOLDER` says whether they agree"
 )
-_PARTS = (
-    _Part(
-        name="DeepSpeed",
-        marks=words(
-            "zero_optimization train_micro_batch_size_per_gpu train_batch_size gradient_clipping "
-            "steps_per_print wall_clock_breakdown zero_allow_untested_optimizer"
-        ),
-        hint=_BESIDE,
-    ),
-    _Part(
-        name="accelerate",
-        marks=words(
-            "compute_environment distributed_type machine_rank num_machines num_processes "
-            "mixed_precision main_training_function downcast_bf16 rdzv_backend "
-            "deepspeed_config fsdp_config"
-        ),
-        hint=_BESIDE,
-    ),
-    _Part(
-        name="a transformers model",
-        marks=words(
-            "architectures model_type hidden_size num_hidden_layers num_attention_heads "
-            "vocab_size transformers_version n_embd n_layer"
-        ),
-        hint="write a job that names this file: `model: ./{file}` (docs/job.md; `autotune init` "
-        "asks)",
-    ),
-)
+_NAMED = "write a job that names this file: `model: ./{file}` (docs/job.md; `autotune init` asks)"
 
 
 def tool_of(data: Mapping[str, Any]) -> Tool | None:
     """Return the tool whose training a file configures; None: it is not such a file."""
-    if torchtune.is_torchtune(data):
-        return torchtune.TOOL
-    if part_of(data) is not None or _is_job(data):
-        return None
-    return _by_marks(data)
+    if any(isinstance(value, Mapping) and COMPONENT in value for value in data.values()):
+        return tool(TORCHTUNE)
+    return None if part_of(data) is not None or _is_job(data) else _by_marks(data)
 
 
 def _by_marks(data: Mapping[str, Any]) -> Tool | None:
     """Return the tool of which a file has two fields."""
     trls = "model_name_or_path" in data and "model_name" not in data
-    tools = [tool for tool in TOOLS.values() if not (trls and tool is unsloth.TOOL)]
-    return next((tool for tool in tools if len(tool.marks & data.keys()) >= 2), None)
+    known = (one for one in tools() if not (trls and one.file == UNSLOTH))
+    return next((one for one in known if len(one.marks & data.keys()) >= 2), None)
+
+
+@functools.cache
+def _parts() -> Mapping[str, frozenset[str]]:
+    return {name: words(marks) for name, marks in table("launch")["parts"].items()}
 
 
 def part_of(data: Mapping[str, Any]) -> str | None:
@@ -86,7 +45,16 @@ def part_of(data: Mapping[str, Any]) -> str | None:
         return "DeepSpeed"
     if {"num_processes", "mixed_precision"} & data.keys() and _by_marks(data) is not None:
         return None  # a trainer's file, with settings of its launcher
-    return next((part.name for part in _PARTS if len(part.marks & data.keys()) >= 2), None)
+    return next((name for name, marks in _parts().items() if len(marks & data.keys()) >= 2), None)
+
+
+def is_registry(data: Mapping[str, Any]) -> bool:
+    """True if a file lists LLaMA-Factory's data sets."""
+    places = ("file_name", "hf_hub_url", "ms_hub_url", "script_url", "cloud_file_name")
+    return bool(data) and all(
+        isinstance(entry, Mapping) and any(place in entry for place in places)
+        for entry in data.values()
+    )
 
 
 def refuse_part(data: Mapping[str, Any], file: str) -> None:
@@ -95,14 +63,13 @@ def refuse_part(data: Mapping[str, Any], file: str) -> None:
     Raises:
         UserError: it is one.
     """
-    name = part_of(data)
+    name, last = part_of(data), file.replace("\\", "/").rpartition("/")[2]
     if name is None and is_registry(data):
         what = "LLaMA-Factory's registry of data sets, not a job"
-        raise user_error(what, where=file, hint=_BESIDE.partition(";")[0].format(file=_last(file)))
+        raise user_error(what, where=file, hint=_BESIDE.partition(";")[0].format(file=last))
     if name is not None:
-        hint = next(part.hint for part in _PARTS if part.name == name)
-        what = f"a configuration of {name}, not a job"
-        raise user_error(what, where=file, hint=hint.replace("{file}", _last(file)))
+        hint = (_NAMED if name == _MODEL else _BESIDE).replace("{file}", last)
+        raise user_error(f"a configuration of {name}, not a job", where=file, hint=hint)
 
 
 def refuse_foreign(data: Mapping[str, Any], file: str) -> None:
@@ -112,15 +79,11 @@ def refuse_foreign(data: Mapping[str, Any], file: str) -> None:
         UserError: it is one.
     """
     refuse_part(data, file)
-    tool = tool_of(data)
-    if tool is not None:
+    found = tool_of(data)
+    if found is not None:
         hint = "`autotune import FILE` makes a job of it"
-        raise user_error(f"a configuration of {tool.name}, not a job", where=file, hint=hint)
+        raise user_error(f"a configuration of {found.name}, not a job", where=file, hint=hint)
 
 
 def _is_job(data: Mapping[str, Any]) -> bool:
     return bool(_OWN & data.keys()) or {"model", "dataset"} <= data.keys()
-
-
-def _last(file: str) -> str:
-    return file.replace("\\", "/").rpartition("/")[2]

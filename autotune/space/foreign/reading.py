@@ -1,7 +1,7 @@
 """A job while it is made of another tool's fields. Pure."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import Problem
@@ -9,23 +9,34 @@ from autotune.facts.stack import canonical_name, field_types, training_fields
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, Method
 from autotune.space.definition import SpaceDefinition
-from autotune.space.foreign.fields import CARRIED, LEFT, SEARCHED, UNKNOWN, Fate, FateKind, Rule
+from autotune.space.foreign.fields import (
+    CARRIED,
+    LEARNING,
+    LEFT,
+    MEMORY,
+    NOTHING,
+    SEARCHED,
+    SPEED,
+    UNKNOWN,
+    Fate,
+    FateKind,
+)
 from autotune.space.foreign.secrets import holds_secret, is_secret
+from autotune.space.foreign.tool import ALL_LINEAR, Tool, switch
+from autotune.space.job_file.overrides import OWNERS
 from autotune.space.job_file.problems import as_yaml
-from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 
 _SAME_MATH = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
 """Kernels of one optimizer: any other one changes what is learned."""
 _COUNTS_ONLY = ("dataloader_num_workers",)
 """Speed knobs of which any value is as good as those that are searched."""
-_YES = re.compile(r"(?i)true|yes|on|y|t")
-_NO = re.compile(r"(?i)false|no|off|n|f")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_MODULES = ("lora_target_modules", "lora_modules_to_save")
 _NOTHING = ("", "none", "null")
 
 
 class Reading:
-    """Gives each field of a tool its place in a job, or a reason why it has none.
+    """Gives each field of a tool its place in a job, or says what it changes that it has none.
 
     Attributes:
         data: what the tool's file holds.
@@ -34,13 +45,16 @@ class Reading:
         assumed: what the file does not say, as sentences.
         problems: what is wrong with values that are needed to make a job at all.
         registry: data sets by name, where a file that lists them was given.
+        shards: whether several devices divide the weights by FSDP, where no launcher says more.
+        rows: of a micro-batch, and micro-batches, where no fields of theirs say it.
+        own_program: whether the tool's own program reads its fields, not one like it.
         exists: whether there is such a file or folder here.
     """
 
     def __init__(
         self,
         data: Mapping[str, Any],
-        tool: str,
+        tool: Tool,
         method: Method,
         definition: SpaceDefinition,
         *,
@@ -54,6 +68,8 @@ class Reading:
         self.problems: list[Problem] = []
         self.origins: dict[tuple[str, ...], str] = {}
         self.registry: Mapping[str, Any] = {}
+        self.own_program = self.shards = False
+        self.rows: tuple[int, int] | None = None
         self.exists: Callable[[str], bool] = lambda _: False
         self._fields = training_fields(method.name)
         self._types = field_types(method.name)
@@ -62,6 +78,15 @@ class Reading:
         """Return what the file says of a field; None where nothing is said."""
         value = self.data.get(name)
         return None if isinstance(value, str) and value.lower() in _NOTHING else value
+
+    def say_half(self, switch_name: str, on: bool, fields: Sequence[str]) -> None:
+        """Say that nothing is quantised where only details of it are given."""
+        given = [name for name in fields if self.given(name) is not None]
+        if given and not on:
+            why = f"`{switch_name}` is missing, so these do nothing: {', '.join(given)}"
+            self.assumed.append(f"nothing is quantised: {why}")
+            for name in given:
+                self.leave(name, MEMORY, f"nothing is quantised without `{switch_name}`")
 
     def is_on(self, name: str) -> bool:
         """True if a switch of theirs is on."""
@@ -72,9 +97,15 @@ class Reading:
         places = (self.job, self.job.get("fixed", {}), self.job.get("training", {}))
         return any(ours in place for place in places)
 
-    def add(self, field: str, value: Any) -> None:
-        """Add a field of a section that is read part by part."""
-        self.data[field] = value
+    def drop(self, path: tuple[str, str], why: str) -> None:
+        """Take a field out of the job again."""
+        del self.job[path[0]][path[1]]
+        field = self.origins.pop(path, None)
+        if field is None:
+            self.assumed[:] = [t for t in self.assumed if not t.startswith(f"{'.'.join(path)}: ")]
+        else:
+            del self.fates[field]
+            self.leave(field, NOTHING, why)
 
     def path_of(self, ours: str) -> str | None:
         """Return where a job field, a knob or a training field of this name stands; None:
@@ -104,58 +135,78 @@ class Reading:
         """Leave a field to the search."""
         self.end(field, SEARCHED, detail)
 
-    def leave(self, field: str, reason: str) -> None:
-        """Leave a field out of the job."""
-        self.end(field, LEFT, reason)
+    def leave(self, field: str, changes: str, why: str = "") -> None:
+        """Leave a field out of the job, which may change one of `EFFECTS`."""
+        self.end(field, LEFT, f"{changes} ({why})" if why else changes, changes)
 
-    def end(self, field: str, kind: FateKind, detail: str) -> None:
+    def end(self, field: str, kind: FateKind, detail: str, changes: str = "") -> None:
         """Write down what became of a field; the first end counts, and only of what was given."""
         if field in self.data and field not in self.fates:
-            value = self.data[field]
-            self.fates[field] = Fate(field=field, value=value, kind=kind, detail=detail)
+            said = {"field": field, "value": self.data[field], "detail": detail}
+            self.fates[field] = Fate(**said, kind=kind, changes=changes)
+
+    def ends(self, fields: Sequence[str], detail: str) -> None:
+        """Write down that several fields are carried to one place."""
+        for field in fields:
+            self.end(field, CARRIED, detail)
+
+    def refuse(self, field: str, what: str, hint: str | None = None) -> None:
+        """Say that a field asks for a training that cannot be tuned."""
+        self.problems.append(Problem(where=field, what=what, hint=hint))
 
     def assume(self, path: str, value: Any, why: str) -> None:
         """Write what the file does not say, and say so."""
         self.write(path, value)
         self.assumed.append(f"{path}: {as_yaml(value)} ({why})")
 
-    def apply(self, field: str, rule: Rule) -> None:
-        """Let a rule of the tool's table decide."""
-        if not rule.ours:
-            self.leave(field, rule.reason)
-            return
-        value = self.data[field]
-        value = rule.value(value) if rule.value else value
-        if value is None:
-            self.leave(field, "nothing is said")
+    def apply(self, field: str) -> bool:
+        """Let the tool's table decide; False: it says nothing of this field."""
+        known, value = self.tool.fields.get(field), self.data[field]
+        if known is None:
+            effect = self.tool.effect(field)
+            if effect is not None:
+                self.leave(field, NOTHING if value is False else effect)
+            return effect is not None
+        ours = known.value(value)
+        if ours is None and "*" in known.values and value is not None:
+            self.leave(field, LEARNING, f"`{as_yaml(value)}` is not a value of `{known.ours}`")
+        elif ours is None:
+            self.leave(field, NOTHING)
         else:
-            self.place(field, rule.ours, value)
+            self.place(field, known.ours, ours)
+        return True
 
     def place(self, field: str, ours: str, value: Any) -> None:
         """Write a value to a job field, a knob or a training field of this name."""
         name = canonical_name(ours)
         value = self._plain(name, value)
         knob = self.definition.knob(name)
+        if name in _MODULES:
+            value = _names_of(value)
         if is_secret(name) or holds_secret(value):
-            self.leave(field, "a secret, which a run and its bundle would keep")
+            self.leave(field, NOTHING, "a secret, which a run and its bundle would keep")
         elif name == "max_length" and self.method.online:
-            self.leave(field, f"TRL does not truncate the prompts of `{self.method.name}`")
+            self.leave(field, LEARNING, f"TRL truncates no prompts of `{self.method.name}`")
         elif name.partition(".")[0] in Job.model_fields:
             self.carry(field, name, value)
         elif knob is not None and knob.place != "launch":
             self._place_knob(field, name, value, knob)
+        elif name in OWNERS:
+            self.leave(field, NOTHING, f"it belongs to {OWNERS[name]} of a job")
         elif name in self._fields:
             self.carry(field, f"training.{name}", value)
+        elif methods := [m for m in METHODS if name in training_fields(m)]:
+            self.leave(field, NOTHING, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
         else:
-            self._place_elsewhere(field, name)
+            self.end(field, UNKNOWN, "nothing is known of it")
 
     def _place_knob(self, field: str, name: str, value: Any, knob: Any) -> None:
         if knob.kind == "recipe":
             self.carry(field, f"fixed.{name}", value)
         elif self._is_searched(name, value, knob) and not self.as_is:
             self.search(field, name)
-        elif name == "attn_implementation" and knob.choices and value not in knob.choices:
-            self.leave(field, f"`{as_yaml(value)}` is not a kernel that is planned for")
+        elif knob.choices and value not in knob.choices:
+            self.leave(field, SPEED, f"`{as_yaml(value)}` is not a value that is planned for")
         else:
             self.carry(field, f"fixed.{name}", value)
 
@@ -170,18 +221,12 @@ class Reading:
         lists = values.values() if isinstance(values, Mapping) else [values]
         return any(type(v) is type(value) and v == value for tried in lists for v in tried)
 
-    def _place_elsewhere(self, field: str, name: str) -> None:
-        """Place a field that this method lacks."""
-        methods = [m for m in METHODS if name in training_fields(m)]
-        if methods:
-            self.leave(field, f"it is for {' and '.join(f'`{m}`' for m in methods)}")
-        else:
-            self.end(field, UNKNOWN, "nothing is known of it")
-
     def _plain(self, name: str, value: Any) -> Any:
         """Return a value as the type of its field has it: tools take words for switches and
         numbers."""
         kinds = self._types.get(name, "")
+        if value is False and "bool" not in kinds and ("Strategy" in kinds or name == "report_to"):
+            return "none" if name == "report_to" else "no"  # YAML 1.1 has false for it
         if not isinstance(value, str):
             return int(value) if isinstance(value, float) and _counts(kinds, value) else value
         on = switch(value)
@@ -195,51 +240,22 @@ class Reading:
     def counted(self, field: str, default: int) -> int:
         """Return a whole number above 0 of theirs; where it is not one, that is a problem."""
         value = self.given(field)
-        if isinstance(value, str) and value.isdecimal() and len(value) < 10:
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        text = str(value).removesuffix(".0")
+        if text.isdecimal() and len(text) < 20 and int(text) > 0:
+            return int(text)
+        if value is not None:
             what = f"`{field}` must be a whole number above 0, but got `{as_yaml(value)}`"
-            self.problems.append(Problem(where=field, what=what))
-            return default
-        return value
-
-    def set_batch(self, micro: str, accumulation: str, counts: tuple[int, int], ways: int) -> None:
-        """Keep the global batch: what one device does, times the devices that share it.
-
-        Args:
-            micro, accumulation: their names of the two fields.
-            counts: rows of a micro-batch, and micro-batches.
-            ways: devices among which the rows are divided.
-        """
-        rows, steps = counts
-        total = rows * steps * ways
-        self.write("global_batch_size", total)
-        self.origins[("global_batch_size",)] = micro if micro in self.data else accumulation
-        product = f"global_batch_size {total} = {rows} x {steps} x {ways}"
-        if self.as_is:
-            self.write(f"fixed.{MICRO_BATCH}", rows)
-            self.end(micro, CARRIED, f"fixed.{MICRO_BATCH}; {product}")
-            self.end(accumulation, CARRIED, product)
-        else:
-            self.search(micro, product)
-            self.search(accumulation, product)
-        for name, field in ((MICRO_BATCH, micro), (ACCUMULATION, accumulation)):
-            if self.given(field) is None:
-                value = rows if name == MICRO_BATCH else steps
-                self.assumed.append(f"{field}: {value} (default of {self.tool})")
-
-
-def switch(value: Any) -> bool | None:
-    """Return a word that tools take for true or false; None for anything else."""
-    if isinstance(value, bool):
-        return value
-    text = str(value) if isinstance(value, str) else ""
-    return True if _YES.fullmatch(text) else False if _NO.fullmatch(text) else None
+            self.refuse(field, what)
+        return default
 
 
 def _counts(kinds: str, value: float) -> bool:
     return value.is_integer() and "int" in kinds and "float" not in kinds
+
+
+def _names_of(value: Any) -> Any:
+    """Return module names as a list: tools take `q_proj,v_proj`, too."""
+    if isinstance(value, str):
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        return ALL_LINEAR if names in (["all"], [ALL_LINEAR]) else names
+    return ALL_LINEAR if value in (["all"], [ALL_LINEAR]) else value

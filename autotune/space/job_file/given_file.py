@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import Problem, UserError
 from autotune.job.fields import MOST_DEVICES, MOST_NODES
 from autotune.job.paths import exists
 from autotune.job.text_file import text_of
@@ -28,18 +29,50 @@ def given_data(
     Raises:
         UserError: it cannot be read, or is a part of a configuration that makes no job.
     """
-    data, lines = read_mapping(path)
+    twice: list[Problem] = []
+    data, lines = read_mapping(path, twice)
     if tool_of(data) is None:
         refuse_part(data, str(path))
+        if twice:
+            raise UserError(*twice)
         return data, lines
-    files = [GivenFile(name=str(path), data=data)]
-    result = import_job(files, _wishes(sets), exists=exists)
+    files = [GivenFile(name=str(path), data=data, twice=tuple(twice))]
+    result = import_job(files, _wishes(sets), exists=exists, read=beside([path]))
     imported(result)
     return result.job, _lines_of(result, lines)
 
 
-def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+def foreign_file(path: Path) -> GivenFile:
+    """Return a file of another tool, and which keys it has twice.
+
+    Raises:
+        UserError: it cannot be read, or is no mapping.
+    """
+    twice: list[Problem] = []
+    data, _ = read_mapping(path, twice)
+    return GivenFile(name=str(path), data=data, twice=tuple(twice))
+
+
+def beside(paths: Sequence[Path]) -> Callable[[str], Mapping[str, Any] | None]:
+    """Return a reader of the files that these name: in the current folder, or beside them."""
+
+    def read(name: str) -> Mapping[str, Any] | None:
+        places = [Path(name), *(path.parent / name for path in paths)]
+        if not name.lower().endswith((".json", ".yaml", ".yml")):
+            return None
+        here = next((place for place in places if place.is_file()), None)
+        return None if here is None else read_mapping(here)[0]
+
+    return read
+
+
+def read_mapping(
+    path: Path, twice: list[Problem] | None = None
+) -> tuple[dict[str, Any], dict[Path_, int]]:
     """Return what a job file, or one of another tool, holds: YAML or JSON, and its lines.
+
+    Args:
+        twice: takes keys that are given twice, in place of a refusal.
 
     Raises:
         UserError: it cannot be read, or is no mapping.
@@ -47,7 +80,7 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     text = text_of(path, "job file", hint=_WRITE)
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented so, and YAML may not
-    return parse_yaml(text, str(path))
+    return parse_yaml(text, str(path), twice=twice)
 
 
 def _wishes(sets: Sequence[str]) -> Wishes:
@@ -63,7 +96,7 @@ def _wishes(sets: Sequence[str]) -> Wishes:
     count, nodes = (given.get(f"devices.{name}") for name in ("count", "nodes"))
     count = count if isinstance(count, int) and 0 < count < MOST_DEVICES else None
     nodes = nodes if isinstance(nodes, int) and 0 < nodes < MOST_NODES else None
-    return Wishes(method=str(given.get("method") or ""), per_machine=count, nodes=nodes)
+    return Wishes(method=str(given.get("method") or ""), devices=count, nodes=nodes)
 
 
 def _lines_of(result: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:

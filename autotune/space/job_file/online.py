@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.errors import user_error
+from autotune.job.job import Job
 from autotune.job.methods import METHODS, Method
 from autotune.space.knobs import GLOBAL_BATCH
 
@@ -35,13 +37,25 @@ def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
         yield (GLOBAL_BATCH,), what, "give it in completions"
     yield from _of_generation(data.get("training"))
     yield from _of_rewards(data)
-    if not method.rewards_by_functions:
-        if data.get("reward_funcs"):
-            what = f"`method: {method.name}` is rewarded by a model"
-            yield ("reward_funcs",), what, "give a `reward_model_path`"
-    elif not data.get("reward_funcs") and not data.get("reward_model_path"):
-        what = f"`method: {method.name}` needs something that rewards completions"
-        yield ("reward_funcs",), what, _REWARDS
+    if not method.rewards_by_functions and data.get("reward_funcs"):
+        what = f"`method: {method.name}` is rewarded by a model"
+        yield ("reward_funcs",), what, "give a `reward_model_path`"
+
+
+def refuse_unrewarded(job: Job) -> None:
+    """Refuse to train where nothing rewards what is generated; a plan needs no rewards.
+
+    Raises:
+        UserError: the job names none.
+    """
+    if METHODS[job.method].lacks_reward(job.reward_funcs, job.reward_model_path):
+        what = f"`method: {job.method}` needs something that rewards completions"
+        raise user_error(what, where="reward_funcs", hint=_REWARDS)
+
+
+def is_reward(name: Any) -> bool:
+    """True if a reward function can be found by its name: TRL's own, or an import path."""
+    return isinstance(name, str) and ("." in name or name in _TRL_REWARDS)
 
 
 def _foreign_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
@@ -61,7 +75,7 @@ def _of_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
     names = data.get("reward_funcs")
     names = names if isinstance(names, list) else []
     for index, name in enumerate(names):
-        if isinstance(name, str) and "." not in name and name not in _TRL_REWARDS:
+        if isinstance(name, str) and not is_reward(name):
             yield ("reward_funcs", index), f"unknown reward function `{name}`", _REWARDS
     training = data.get("training")
     weights = training.get("reward_weights") if isinstance(training, Mapping) else None

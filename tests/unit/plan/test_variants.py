@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.plan.variants import VariantTask, variant_tasks
+from autotune.plan.variants import TRLS_REWARD, VariantTask, variant_tasks
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_facts, make_job
@@ -27,6 +27,11 @@ def test_each_size_of_a_generation_is_a_task_of_its_own(tmp_path: Path) -> None:
     ]
     assert all(len(of_task) == 1 for of_task in sizes)
     assert len(set.union(*sizes)) > 1
+
+
+def test_a_trace_without_rewards_has_one_of_trls_own(tmp_path: Path) -> None:
+    found = tasks_of("grpo", tmp_path, global_batch_size=16)
+    assert {tuple(task.request.config["reward_funcs"]) for task in found} == {(TRLS_REWARD,)}
 
 
 def test_micro_batches_of_one_variant_share_a_task(tmp_path: Path) -> None:

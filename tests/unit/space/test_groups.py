@@ -141,7 +141,6 @@ def test_groups_do_not_concern_who_generates_nothing():
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "needs something that rewards"),
         (REWARD + "max_length: 512\n", "does not truncate"),
         (REWARD + "global_batch_size: 4096 tokens\n", "no fixed number of tokens"),
         (REWARD + "training: {steps_per_generation: 4}\n", "steps_per_generation"),

@@ -33,11 +33,11 @@ def test_axolotls_defaults() -> None:
 def test_axolotls_own_batch_and_parallel_rows() -> None:
     text = changed(AXOLOTL, ["batch_size: 32"], without=["gradient_accumulation_steps"])
     with pytest.raises(UserError) as caught:
-        imported(text, processes=2)
+        imported(text, devices=2)
     assert caught.value.problems[0].hint == "write gradient_accumulation_steps"
     found = imported(changed(AXOLOTL, ["batch_size: 32"]))
     assert (found.job["global_batch_size"], "batch_size" in fates(found, "left")) == (4, True)
-    shared = imported(changed(AXOLOTL, ["context_parallel_size: 2"]), processes=8)
+    shared = imported(changed(AXOLOTL, ["context_parallel_size: 2"]), devices=8)
     assert shared.job["global_batch_size"] == 2 * 2 * (8 // 2)
     assert shared.job["devices"]["count"] == 8
 

@@ -162,7 +162,7 @@ def test_axolotl_takes_its_launchers_flags(end: str, devices: int) -> None:
     assert found.job["global_batch_size"] == 4 * devices
     assert "" not in {fate.field for fate in found.fates}
     left = {fate.detail for fate in found.fates if fate.field == "--num_processes"}
-    assert left == {"`--launcher python` starts one process"} or "python" not in end
+    assert left == {"nothing (`--launcher python` starts one process)"} or "python" not in end
 
 
 def test_axolotls_module_starts_as_its_launcher_says() -> None:

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import UserError
-from autotune.space.foreign import axolotl, llamafactory, torchtune, trl, unsloth
 from autotune.space.foreign.command_line import Command, parse_command
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
-from autotune.space.foreign.launcher import COUNTS
+from autotune.space.foreign.launch import COUNTS
 from autotune.space.foreign.owner import part_of, tool_of
-from autotune.space.foreign.tool import Tool
+from autotune.space.foreign.tool import Tool, tools
 from autotune.space.job_file.load import judge
 from tests.unit.space.foreign import files
 
@@ -29,7 +28,6 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-TOOLS = (axolotl.TOOL, llamafactory.TOOL, torchtune.TOOL, trl.TOOL, unsloth.TOOL)
 EXAMPLES = {
     "Axolotl": files.AXOLOTL,
     "LLaMA-Factory": files.LLAMA_FACTORY,
@@ -47,7 +45,7 @@ def attempt(
     command: Command | None = None,
 ) -> None:
     try:
-        found = import_job(given_files, Wishes(as_is=as_is, processes=processes), command)
+        found = import_job(given_files, Wishes(as_is=as_is, devices=processes), command)
     except UserError as error:
         assert all(problem.what for problem in error.problems)
         return
@@ -58,12 +56,14 @@ def attempt(
         assert all(problem.what for problem in error.problems)
 
 
-@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+@pytest.mark.parametrize("tool", tools(), ids=lambda tool: tool.name)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_fields_of_any_value(tool: Tool, data: st.DataObject) -> None:
     example: dict[str, Any] = files.read(EXAMPLES[tool.name])
-    names = sorted({*example, *COUNTS, *(name.partition(".")[0] for name in tool.rules)})
+    names = sorted(
+        {*example, *COUNTS, *(name.partition(".")[0] for name in [*tool.fields, *tool.effects])}
+    )
     changes = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=8))
     theirs = {**example, **changes}
     launch = data.draw(st.dictionaries(st.sampled_from(sorted(LAUNCH)), VALUES, max_size=6))

@@ -42,7 +42,7 @@ def test_one_device_is_assumed_and_said() -> None:
     found = imported(LLAMA_FACTORY)
     assert found.job["global_batch_size"] == 8
     assert any(text.startswith("devices: 1 ") for text in found.assumed)
-    assert imported(LLAMA_FACTORY, processes=4).job["global_batch_size"] == 32
+    assert imported(LLAMA_FACTORY, devices=4).job["global_batch_size"] == 32
 
 
 def test_accelerates_file_beside_the_trainers() -> None:
@@ -63,13 +63,13 @@ def test_accelerate_starts_one_process_where_it_is_told_of_no_way_to_share(kind:
     found = imported(LLAMA_FACTORY, file)
     assert found.job["global_batch_size"] == 8
     assert "devices" not in found.job
-    why = "accelerate starts one process: `distributed_type: NO`"
+    why = "nothing (accelerate starts one process: `distributed_type: NO`)"
     told = {fate.field: fate.detail for fate in found.fates if fate.kind == "left"}
     assert told["accelerate: num_processes"] == told["accelerate: num_machines"] == why
     assert imported(LLAMA_FACTORY, file.replace("8", "1").replace("2", "1")).job["devices"] == {
         "count": 1
     }
-    assert imported(LLAMA_FACTORY, file, processes=16).job["global_batch_size"] == 128
+    assert imported(LLAMA_FACTORY, file, devices=16).job["global_batch_size"] == 128
     by_mpi = f"{file}mpirun_config: {{mpirun_hostfile: hosts}}\n"
     assert imported(LLAMA_FACTORY, by_mpi).job["global_batch_size"] == 64
 
@@ -92,18 +92,18 @@ def test_deepspeeds_own_numbers_must_agree() -> None:
     with pytest.raises(UserError, match="and DeepSpeed's file says 4"):
         imported(TRL, json.dumps({**data, "train_micro_batch_size_per_gpu": 4}))
     with pytest.raises(UserError, match="`train_batch_size: 64` contradicts 2 x 8 x 2 = 32"):
-        imported(TRL, json.dumps(data), processes=2)
+        imported(TRL, json.dumps(data), devices=2)
 
 
 def test_a_deepspeed_file_that_is_only_named_is_searched_or_known_by_its_name() -> None:
     text = changed(LLAMA_FACTORY, ["deepspeed: examples/deepspeed/ds_z3_offload_config.json"])
-    found = imported(text, processes=4)
+    found = imported(text, devices=4)
     assert "deepspeed" in fates(found, "searched")
     assert "zero_stage" not in found.job["fixed"]
-    as_is = imported(text, processes=4, as_is=True)
+    as_is = imported(text, devices=4, as_is=True)
     assert as_is.job["fixed"]["zero_stage"] == 3
     assert as_is.job["fixed"]["offload_param_device"] == "cpu"
-    assert any("by the file's name" in text for text in as_is.assumed)
+    assert any("by the name of" in text for text in as_is.assumed)
     for job in (found.job, as_is.job):
         assert judge(job, "theirs.yaml", Path("/")).global_batch_size == 32
 
@@ -154,7 +154,7 @@ def test_devices_that_share_rows_divide_the_global_batch(launch: str, ways: int)
     assert found.job["global_batch_size"] == 4 * 2 * ways
     assert found.job["devices"] == {"count": 8}
     data = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 8 // ways}}
-    assert imported(text, json.dumps(data), processes=8).job["global_batch_size"] == 4 * 2 * ways
+    assert imported(text, json.dumps(data), devices=8).job["global_batch_size"] == 4 * 2 * ways
 
 
 def test_rows_that_two_files_share_out_are_shared_out_once() -> None:
@@ -170,7 +170,7 @@ def test_trls_yaml_has_settings_of_its_launcher() -> None:
     assert found.job["devices"] == {"count": 2, "nodes": 2}
     assert found.job["precision"] == "bf16"
     assert not fates(found, "unknown")
-    assert imported(text, processes=8).job["global_batch_size"] == 2 * 8 * 8
+    assert imported(text, devices=4).job["global_batch_size"] == 2 * 8 * 8
 
 
 def test_processes_that_machines_cannot_share_are_refused() -> None:

@@ -15,7 +15,7 @@ REPORTS = Path(__file__).parents[3] / "cpu" / "reports"
 def as_is(issue: int, devices: int) -> dict[str, Any]:
     file = REPORTS / f"{issue}.yaml"
     given = GivenFile(name=file.name, data=parse_yaml(file.read_text(encoding="utf-8"), "it")[0])
-    found = import_job([given], Wishes(processes=devices, as_is=True))
+    found = import_job([given], Wishes(devices=devices, as_is=True))
     judge(found.job, file.name, REPORTS)
     assert not [fate for fate in found.fates if fate.kind == "unknown"]
     return found.job
