@@ -17,6 +17,7 @@ from autotune.report.words import (
     other_words,
 )
 from autotune.space.knobs import Candidate
+from autotune.space.quantization import loading_note
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.units import format_bytes, format_seconds, format_speed
 
@@ -176,6 +177,9 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
     limit = format_bytes(plan.limit_bytes)
     yield f"Nothing fits in {limit}. The smallest is {_text(plan, choice)}."
     yield shortfall_text(plan, candidate, estimate)
+    values = [one.values for one in plan.space.candidates]
+    if (note := loading_note(plan.space.shape.job, plan.facts, values)) is not None:
+        yield f"Note: {note}."
     yield from ways_out_lines(plan)
 
 

@@ -42,10 +42,8 @@ def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
     if lost:
         reading.assumed.append(f"how devices share the training is searched ({', '.join(lost)})")
         pins = {}
-    elif reading.job.get("tuning") == "qlora" and kind in (DEEPSPEED, FSDP):
-        why = (
-            f"a quantised base is not divided here, so {kind} would divide no more than the adapter"
-        )
+    elif reading.job.get("tuning") == "qlora" and not _divides_base(reading, pins):
+        why = f"{kind} does not divide this quantised base, and more than the adapter is not left"
         reading.assumed.append(f"{said} ({why})")
         pins = _sharding({}, processes)
     elif kind == "MULTI_GPU" and launch.pins.get(DISTRIBUTED_TYPE) == DEEPSPEED:
@@ -62,6 +60,14 @@ def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
             reading.leave(
                 name, MEMORY if lost else NOTHING, (*lost, "one process shares nothing")[0]
             )
+
+
+def _divides_base(reading: Reading, pins: Mapping[str, Any]) -> bool:
+    """True if what is pinned divides a quantised base, or is no engine (`sharding.yaml`)."""
+    if pins.get(DISTRIBUTED_TYPE) not in (DEEPSPEED, FSDP):
+        return True
+    eight = reading.job["fixed"].get("load_in_8bit")
+    return not (pins.get("zero_stage") in (1, 2) or eight or reading.method.online)
 
 
 def _is_open(knob: Knob, reading: Reading) -> bool:

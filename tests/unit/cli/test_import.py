@@ -369,6 +369,16 @@ def test_a_trainers_fsdp_offloads_as_it_says() -> None:
     assert "fsdp_offload_params" in {field["field"] for field in told["fields"]}
 
 
+@pytest.mark.parametrize(("bits", "kind"), [("4", "FSDP"), ("8", "MULTI_GPU")])
+def test_fsdp_divides_a_base_of_four_bits_and_none_of_eight(bits: str, kind: str) -> None:
+    trainer = f"{ROWS}use_peft: true\nload_in_{bits}bit: true\n"
+    words = ("--method=sft", "sft.yaml", "accelerate.yaml")
+    told = as_is(*words, sft_yaml=trainer, accelerate_yaml=FSDP)
+    assert told["job"]["tuning"] == "qlora"
+    assert told["job"]["fixed"]["distributed_type"] == kind
+    assert ("does not divide this quantised base" in said(told)) == (bits == "8")
+
+
 def test_which_of_two_precisions_counts_is_said() -> None:
     launch = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 2\n"
     half = LLAMA_FACTORY.replace("bf16: true", "fp16: true")
