@@ -46,6 +46,7 @@ from autotune.space.knobs import (
 from autotune.space.notes import space_notes
 from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
+from autotune.space.quantization import divides_base
 from autotune.space.sharding.deepspeed import bucket_sizes, default_size
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
 from autotune.space.trl_config import SettingsOfJob, resolve_precision
@@ -126,6 +127,7 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
         "job.tuning": shape.job.tuning,
         "job.precision": resolve_precision(shape.job, facts.device)[0],
         "job.spreads": shape.may_be_sharded,
+        "job.divides_base": divides_base(shape.job),
         "device.kind": facts.device.kind,
         "device.maker": facts.device.maker,
         "device.count": shape.devices,

@@ -83,6 +83,7 @@ FACT_NAMES = frozenset(
         "job.tuning",
         "job.precision",
         "job.spreads",
+        "job.divides_base",
         "device.kind",
         "device.maker",
         "device.count",

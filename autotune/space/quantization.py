@@ -10,6 +10,7 @@ from typing import Any
 from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job
+from autotune.job.methods import METHODS
 from autotune.space.packages import QUANTISER
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, Sharding
 from autotune.units import format_bytes
@@ -76,6 +77,13 @@ def not_installed(job: Job, facts: Facts) -> str | None:
     if job.tuning != "qlora" or facts.stack.assumed or QUANTISER not in facts.stack.absent:
         return None
     return f"`tuning: qlora` needs the package {QUANTISER}, which is not installed here"
+
+
+def divides_base(job: Job) -> bool:
+    """True if FSDP2 and ZeRO-3 divide the job's base: one in 4 bits is, unless a method generates
+    from it. A job that compares 4 and 8 bits has whole copies."""
+    eight = True in [job.fixed.get("load_in_8bit"), *job.recipe.get("load_in_8bit", [])]
+    return job.tuning != "qlora" or not (eight or METHODS[job.method].online)
 
 
 def loading_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:

@@ -9,6 +9,7 @@ from autotune.estimate.records.events import WEIGHTS
 from autotune.space.quantization import (
     base_bytes,
     bits_of,
+    divides_base,
     loaded_bytes,
     loading_note,
     not_installed,
@@ -91,6 +92,13 @@ def test_packed_weights_that_are_divided_are_stored_in_the_trained_type(kind):
     fields = quantization(job, {"dtype": "bfloat16"}, DIVIDED[kind])
     assert fields["bnb_4bit_quant_storage"] == "bfloat16"
     assert quantization(job, {}, DIVIDED[kind])["bnb_4bit_quant_storage"] == "float32"
+
+
+def test_what_an_engine_does_not_divide_has_whole_copies():
+    assert divides_base(make_job()) and divides_base(make_job(tuning="qlora"))
+    assert not divides_base(make_job(tuning="qlora", fixed={"load_in_8bit": True}))
+    assert not divides_base(make_job(tuning="qlora", recipe={"load_in_8bit": [False, True]}))
+    assert not divides_base(make_job(tuning="qlora", method="grpo", max_length=None))
 
 
 def test_each_device_first_holds_the_whole_base():
