@@ -11,6 +11,7 @@ import yaml
 from autotune.bundle.check.files import AUTO, LaunchFiles, number, section, shown, value_at
 from autotune.errors import Problem
 from autotune.job.methods import Method
+from autotune.space.quantization import STORAGE
 from autotune.space.sharding.deepspeed import CPU_ADAMW
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED, NONE
@@ -101,7 +102,8 @@ def precision(files: LaunchFiles) -> Iterator[Problem]:
             hint = f"write true, or leave it to the trainer (`{AUTO}`)"
             yield files.at("deepspeed", f"{kind}.enabled", what, hint)
     mixed = files.accelerate.get("mixed_precision")
-    if isinstance(mixed, str) and mixed != "fp8" and mixed != trains and not files.by_deepspeed:
+    lost = isinstance(mixed, str) and mixed != trains and (mixed, trains) != ("fp8", "no")
+    if lost and not files.by_deepspeed:
         yield files.at(
             "accelerate",
             "mixed_precision",
@@ -177,6 +179,23 @@ def one_engine(files: LaunchFiles) -> Iterator[Problem]:
         )
 
 
+def whole_copies(files: LaunchFiles) -> Iterator[Problem]:
+    """Yield a quantised base that no engine divides, and batches that are divided once more."""
+    own = section(files.accelerate, "deepspeed_config").get("zero_stage")
+    stage = number(value_at(files.deepspeed or {}, "zero_optimization.stage") or own)
+    divides = files.by_fsdp or (files.by_deepspeed and stage == 3)
+    stored = files.trainer.get(STORAGE)
+    if divides and files.trainer.get("load_in_4bit") is True and stored in (None, "uint8"):
+        what = f"is {shown(stored)}, so each device keeps the whole base: whole numbers are not"
+        what += " divided"
+        yield files.at("trainer", STORAGE, what, "write the `dtype` of the weights")
+    splits = section(files.trainer, "accelerator_config").get("split_batches")
+    if splits is True and files.processes > 1:
+        what = "is `true`, so the processes share a batch of per_device_train_batch_size rows: "
+        what += "they do not have one each"
+        yield files.at("trainer", "accelerator_config.split_batches", what, "take it out")
+
+
 def replaced(files: LaunchFiles) -> Iterator[Problem]:
     """Yield optimizers and schedules of DeepSpeed's that replace the trainer's, and weights that
     are offloaded at a stage that leaves them on the GPU."""
@@ -215,5 +234,6 @@ RULES = (
     processes,
     who_reads_deepspeeds_file,
     one_engine,
+    whole_copies,
     replaced,
 )

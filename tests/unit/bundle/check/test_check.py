@@ -279,6 +279,18 @@ def test_mixed_precision_is_the_trainers():
     no = {"mixed_precision": "no"}
     only(found({"bf16": None}, no, deepspeed=None, base=FSDP), where, "(TRL's default)")
     only(found({}, {"mixed_precision": False}, deepspeed=None, base=FSDP), where, "quoted")
+    only(found({}, {"mixed_precision": "fp8"}, deepspeed=None, base=FSDP), where, "`fp8`", "`bf16`")
+
+
+def test_a_base_that_no_engine_divides_and_a_batch_that_is_divided_again_are_said():
+    where = "sft_config.yaml: bnb_4bit_quant_storage"
+    four = {"load_in_4bit": True}
+    only(found(four), where, "each device keeps the whole base")
+    only(found(four, deepspeed=None, base=FSDP), where, "`dtype`")
+    assert found({**four, "bnb_4bit_quant_storage": "bfloat16"}, deepspeed=None, base=FSDP) == []
+    splits = {"accelerator_config": {"split_batches": True}}
+    (said,) = [one for one in found(splits) if "split_batches" in one]
+    assert "the processes share a batch" in said
 
 
 def test_activations_are_checkpointed_by_one_of_the_two():
