@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.space.foreign.fields import CARRIED, MEMORY, NOTHING
-from autotune.space.foreign.launch import Launch
+from autotune.space.foreign.launch import NO_SHARD, Launch
 from autotune.space.foreign.reading import Reading
 from autotune.space.knobs import MICRO_BATCH, SAMPLING, SEGMENTS, Knob, condition_holds
 from autotune.space.sharding.sharding import (
@@ -36,7 +36,10 @@ def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
     """Pin how devices share the training; leave it to the search where not all of it is known."""
     pins, knob = _sharding(launch.pins, processes), reading.definition.knob(DISTRIBUTED_TYPE)
     kind, said = pins.get(DISTRIBUTED_TYPE), f"fixed.{DISTRIBUTED_TYPE}: MULTI_GPU"
-    lost = [*launch.not_built, *(f"`{name}` is not here: give it, too" for name in launch.unread)]
+    absent = {name: _absence(name, reading) for name in (*launch.unread, launch.guessed)}
+    lost = [*launch.not_built, *(f"`{n}` {absent[n]}: give it, too" for n in launch.unread)]
+    if launch.hybrid and launch.machines > 1:
+        lost.append(f"{launch.hybrid} on several machines is not built")
     if kind is not None and knob is not None and knob.choices and kind not in knob.choices:
         lost.append(f"{kind} is not built for `{reading.method.name}`")
     if lost:
@@ -46,11 +49,13 @@ def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
         why = f"{kind} does not divide this quantised base, and more than the adapter is not left"
         reading.assumed.append(f"{said} ({why})")
         pins = _sharding({}, processes)
-    elif kind == "MULTI_GPU" and launch.pins.get(DISTRIBUTED_TYPE) == DEEPSPEED:
-        reading.assumed.append(f"{said} (ZeRO's stage 0 divides nothing)")
-    if "zero_stage" in pins and launch.guessed:
-        why = f"by the name of `{launch.guessed}`, which is not here"
-        reading.assumed.append(f"fixed.zero_stage: {pins['zero_stage']} ({why})")
+    elif kind == "MULTI_GPU" and (theirs := launch.pins.get(DISTRIBUTED_TYPE)) in (DEEPSPEED, FSDP):
+        which = "ZeRO's stage 0" if theirs == DEEPSPEED else "FSDP's NO_SHARD"
+        reading.assumed.append(f"{said} ({which} divides nothing)")
+    for name in _OF_ZERO if launch.guessed else ():
+        if pins.get(name, "none") != "none":
+            why = f"by the name of `{launch.guessed}`, which {absent[launch.guessed]}"
+            reading.assumed.append(f"fixed.{name}: {pins[name]} ({why})")
     reading.job["fixed"].update(pins)
     told = ", ".join(f"{name} {value}" for name, value in pins.items())
     for name in ("deepspeed", "fsdp", "fsdp_config"):
@@ -60,6 +65,10 @@ def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
             reading.leave(
                 name, MEMORY if lost else NOTHING, (*lost, "one process shares nothing")[0]
             )
+
+
+def _absence(name: str, reading: Reading) -> str:
+    return "cannot be read" if reading.exists(name) else "is not here"
 
 
 def _divides_base(reading: Reading, pins: Mapping[str, Any]) -> bool:
@@ -101,6 +110,6 @@ def _sharding(pins: Mapping[str, Any], processes: int) -> dict[str, Any]:
         return {DISTRIBUTED_TYPE: kind, **nowhere, **zero}
     if processes == 1:
         return {}
-    if kind == FSDP:
+    if kind == FSDP and pins.get(RESHARD) != NO_SHARD:
         return {DISTRIBUTED_TYPE: FSDP, RESHARD: pins.get(RESHARD, True)}
     return {DISTRIBUTED_TYPE: "MULTI_CPU" if kind == "MULTI_CPU" else "MULTI_GPU"}

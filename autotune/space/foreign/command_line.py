@@ -33,7 +33,19 @@ _SWITCHES = frozenset(
     | {"no_python", "use_megatron_lm", "same_network", "tpu"}
 )
 """Flags of launchers that take no value."""
-_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+_LAUNCHERS = {
+    ("accelerate", "launch"): "accelerate",
+    ("accelerate-launch",): "accelerate",
+    ("-m", "accelerate.commands.launch"): "accelerate",
+    ("torchrun",): "torchrun",
+    ("-m", "torch.distributed.run"): "torchrun",
+    ("-m", "torch.distributed.launch"): "torchrun",
+    ("deepspeed",): "deepspeed",
+}
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+_REDIRECT = re.compile(r"(?:\d*|&)>{1,2}(&?\d|.*)")
+_ENDS = ("|", "|&", "||", "&", "&&", ";")
+"""Words of a shell behind which another command begins."""
 _TOOLS = {
     "trl": TRL,
     "llamafactory-cli": LLAMA_FACTORY,
@@ -92,6 +104,7 @@ def parse_command(words: Sequence[str], read: Read = lambda _: None) -> Command:
         raise user_error(f"a command has at most {MOST_WORDS} words", where="the command")
     rest, command = list(words), Command()
     _read_variables(rest, command)
+    _drop_shell(rest, command)
     while rest and (launcher := _launcher(rest)):
         command.variables = without_counts(command.variables)
         flags = _launcher_flags(rest)
@@ -121,20 +134,34 @@ def _read_variables(rest: list[str], command: Command) -> None:
         rest.pop(0)
 
 
+def _drop_shell(rest: list[str], command: Command) -> None:
+    """Drop what starts a launcher or a program (`uv run`, `srun -N 2`), but for variables, and
+    what a shell does with its output."""
+    start = next((n for n in range(len(rest)) if _starts(rest[n:])), 0)
+    for word in rest[:start]:
+        _read_variables([word], command)
+    del rest[:start]
+    del rest[next((n for n, word in enumerate(rest) if word in _ENDS), len(rest)) :]
+    for n in range(len(rest) - 1, -1, -1):
+        if redirect := _REDIRECT.fullmatch(rest[n]):
+            del rest[n : n + (1 if redirect[1] else 2)]
+
+
+def _starts(rest: list[str]) -> bool:
+    """True if the words begin with a launcher, a tool's command, a module or a script."""
+    name, after = _program(rest[0]), "".join(rest[1:2])
+    if name in _TOOLS:
+        return after in (*METHODS, *NOT_BUILT, "run", "train")
+    module = name == "-m" and _MODULE.fullmatch(after) is not None
+    return module or rest[0].endswith(".py") or bool(_launcher(list(rest)))
+
+
 def _launcher(rest: list[str]) -> str:
     """Return the launcher that the words begin with, taken off; empty: none."""
-    name = _program(rest[0])
-    if name == "accelerate" and rest[1:2] == ["launch"]:
-        del rest[:2]
-        return "accelerate"
-    if name.startswith("python") and rest[1:2] == ["-m"] and rest[2:3]:
-        module = rest[2]
-        if module in _MODULES or module == "accelerate.commands.launch":
-            del rest[:3]
-            return _MODULES.get(module, "accelerate")
-    if name in ("torchrun", "deepspeed"):
-        del rest[:1]
-        return name
+    for start, launcher in _LAUNCHERS.items():
+        if (_program(rest[0]), *rest[1 : len(start)]) == start:
+            del rest[: len(start)]
+            return launcher
     return ""
 
 

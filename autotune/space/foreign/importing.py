@@ -18,14 +18,14 @@ from autotune.space.foreign import as_is, launch, readers
 from autotune.space.foreign.batch import Rows, set_rows
 from autotune.space.foreign.command_line import Command
 from autotune.space.foreign.fields import CARRIED, NOTHING, SEARCHED, UNKNOWN, Fate, Imported
-from autotune.space.foreign.launch import Launch, Read
+from autotune.space.foreign.launch import CHECKPOINTING, Launch, Read
 from autotune.space.foreign.owner import is_registry, part_of, refuse_part, tool_of
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.secrets import without_secret
 from autotune.space.foreign.tool import TRL, Tool, tool
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import condition_holds
-from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP
+from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP
 
 _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
 _WARMUPS = ("warmup_steps", "warmup_ratio")
@@ -123,8 +123,13 @@ def _make_job(reading: Reading, found: Launch) -> Launch:
     """Give all fields their places that the tool's reader left; return the launch of the job."""
     if reading.shards and DISTRIBUTED_TYPE not in found.pins:
         found = replace(found, pins={**found.pins, DISTRIBUTED_TYPE: FSDP})
+    engine = DEEPSPEED if reading.given("deepspeed") else found.pins.get(DISTRIBUTED_TYPE)
+    owners = {"the batch": DEEPSPEED, CHECKPOINTING: FSDP}
+    names = [fate.field for fate in found.fates if owners.get(fate.detail, engine) != engine]
+    fates = launch.without(found.fates, names, "only an engine reads it that does not train")
+    found = replace(found, fates=fates, batch=found.batch if engine == DEEPSPEED else {})
     for name, value in found.trainer.items():
-        if not reading.has(name) and name not in reading.data:
+        if name != CHECKPOINTING and not reading.has(name) and name not in reading.data:
             reading.place(f"a launcher's {name}", name, value)
     _read_precision(reading, found)
     if found.cpu:
@@ -138,6 +143,10 @@ def _make_job(reading: Reading, found: Launch) -> Launch:
     _read_devices(reading, found, rows)
     _read_table(reading)
     _set_defaults(reading)
+    if engine == FSDP and found.trainer.get(CHECKPOINTING):
+        if not reading.job.get("fixed", {}).get(CHECKPOINTING, True):
+            reading.drop(("fixed", CHECKPOINTING), "FSDP's own checkpointing is on")
+        reading.place(f"a launcher's {CHECKPOINTING}", CHECKPOINTING, True)
     _leave_dormant(reading)
     if reading.as_is:
         as_is.pin(reading, found, rows.processes)
@@ -232,15 +241,19 @@ def _read_devices(reading: Reading, found: Launch, rows: Rows) -> None:
     count, rest = divmod(rows.processes, found.machines)
     if found.processes is None and not rows.inferred:
         each = f" on each of {found.machines} machines" if found.machines > 1 else ""
+        text = f": `{found.open}` is no number" if found.open else ""
         reading.assumed.append(
-            f"devices: 1{each} (nothing says how many; `--devices 4` does, and the global batch "
-            "follows)"
+            f"devices: 1{each} (nothing says how many{text}; `--devices 4` does, and the global "
+            "batch follows)"
         )
     elif rest or not count:
         what = f"{rows.processes} processes cannot be divided among {found.machines} machines"
         reading.refuse("num_processes", what)
     else:
         reading.write("devices.count", count)
+        if found.open and found.count is None:
+            seen = f"the devices that are seen; `{found.open}` is no number"
+            reading.assumed.append(f"devices: {count} ({seen})")
         if found.machines > 1:
             both = f"{rows.processes} in all, {count} on each of {found.machines}"
             reading.assumed.append(f"devices.count: {count} ({both})")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.errors import user_error
 from autotune.facts.stack import source_of
 from autotune.job.yaml_file import parse_yaml
 from autotune.space.foreign.fields import CARRIED, LEARNING, LEFT, MEMORY, NOTHING, SEARCHED, Fate
@@ -26,13 +27,18 @@ OF_ALL, _OF_EACH = "num_processes", ("nproc_per_node", "num_gpus")
 _NODES = ("num_machines", "nnodes", "num_nodes")
 COUNTS = frozenset({OF_ALL, *_OF_EACH, *_NODES})
 """Settings of launchers that TRL and Axolotl take among their own."""
+CHECKPOINTING = "gradient_checkpointing"
 _ACCELERATE = "accelerate_config"
 _BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 _KINDS = {"use_deepspeed": DEEPSPEED, "use_fsdp": FSDP}
-_OPEN = ("gpu", "auto", "cpu", "xpu")
-"""Words for which torchrun counts devices itself."""
-_RESHARDS = ("true", "full_shard", "hybrid_shard", "1", "4")
-"""FSDP 1's strategies, by name or number, after which weights are divided again."""
+NO_SHARD = "no_shard"
+_STRATEGIES = {
+    **dict.fromkeys(("true", "full_shard", "1", "hybrid_shard", "4"), True),
+    **dict.fromkeys(("false", "shard_grad_op", "2", "hybrid_shard_zero2", "5"), False),
+    **dict.fromkeys((NO_SHARD, "3"), NO_SHARD),
+}
+"""FSDP's strategies, by name or number: whether weights are divided again after their use."""
+_UNREAD = "it was not read: give that file, too"
 _NAMED = re.compile(r"(?:z|zero|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
 Read = Callable[[str], Mapping[str, Any] | None]
 """Return what a file holds that another one names; None: it is not here."""
@@ -45,6 +51,7 @@ class Launch:
     Attributes:
         count: processes, as the launcher says it; None: nothing says it.
         per_machine: whether `count` is of each machine, and not of all.
+        open: a count of processes that is no number.
         visible: devices of a machine that its processes may see, where nothing else says more.
         nodes: machines; None: nothing says it.
         parallel: devices that work on the same rows, by what they divide instead.
@@ -54,6 +61,7 @@ class Launch:
         precision: mixed precision; empty: nothing says it.
         unread: files that share the training, and are not here.
         guessed: what is taken of the name of such a file.
+        hybrid: FSDP's strategy that divides within a machine only.
         not_built: ways to share the training that no job has.
         assumed: what is left open, as sentences.
         fates: what became of each field.
@@ -61,6 +69,7 @@ class Launch:
 
     count: int | None = None
     per_machine: bool = False
+    open: str = ""
     visible: int | None = None
     nodes: int | None = None
     parallel: Mapping[str, int] = field(default_factory=dict)
@@ -71,6 +80,7 @@ class Launch:
     cpu: bool = False
     unread: tuple[str, ...] = ()
     guessed: str = ""
+    hybrid: str = ""
     not_built: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     fates: tuple[Fate, ...] = ()
@@ -98,7 +108,8 @@ class Launch:
                 both[name] = (*mine, *value)
             else:
                 both[name] = mine if value in (None, "", False) else value
-        counted = other if other.count is not None else self
+        counted = other if other.count is not None or other.open else self
+        both["count"] = counted.count
         return Launch(**{**both, "per_machine": counted.per_machine})
 
     def of(self, part: str) -> "Launch":
@@ -162,14 +173,14 @@ def _field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
     """Return what one field of accelerate's or DeepSpeed's file says, or a flag."""
     last, known, spelling = name.rpartition(".")[2], _table(), spelling or name
     key = name if name in known["knobs"] or name in known["trainer"] else last
+    if last == OF_ALL and value is not None:
+        return _counted(value, spelling)
     if value == "auto":
         return _said(spelling, value, "as the trainer's file says")
     if last in _NODES:
         return _nodes(value, spelling)
     if last == CONFIG:
         return of_file(value, read)
-    if is_count(value) and last == OF_ALL:
-        return _said(spelling, value, "devices", count=int(value))
     if is_count(value) and last in _BATCH:
         return _ended(spelling, value, SEARCHED, "the batch", batch={last: int(value)})
     if is_count(value) and last in known["parallel"]:
@@ -179,14 +190,16 @@ def _field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
         return _said(spelling, value, "precision", precision=known["precision"].get(word, ""))
     if last == "use_cpu":
         return _said(spelling, value, "devices.kind", cpu=value is True)
-    if last == DISTRIBUTED_TYPE and str(value).upper() in known["not_built"].split():
-        return _lost(spelling, value, MEMORY, "not built", not_built=(f"{name}: {value}",))
+    if last == DISTRIBUTED_TYPE and str(value).upper() not in known["built"].split():
+        why = "not built" if str(value).upper() in known["not_built"].split() else "not known"
+        return _lost(spelling, value, MEMORY, why, not_built=(f"{name}: {value} is {why}",))
     if last == DISTRIBUTED_TYPE:
         return _sharing(spelling, value, last, str(value).upper())
     given = str(value).lower() == "true" or value
     if key in known["trainer"] and given is not False and isinstance(given, int | float):
         ours = known["trainer"][key]
         detail = f"training.{ours}, unless the trainer's file says it"
+        detail = ours if ours == CHECKPOINTING else detail
         return _said(spelling, value, detail, trainer={ours: given})
     if key in known["knobs"]:
         return _knob(spelling, key, value)
@@ -202,14 +215,25 @@ def of_deepspeed(data: Mapping[str, Any]) -> Launch:
     return launch
 
 
-def _sharing(name: str, value: Any, knob: str, pin: Any) -> Launch:
+def _sharing(name: str, value: Any, knob: str = "", pin: Any = None) -> Launch:
     detail = "how devices share the training is searched"
-    return _ended(name, value, SEARCHED, detail, pins={knob: pin})
+    return _ended(name, value, SEARCHED, detail, pins={knob: pin} if knob else {})
+
+
+def _strategy(value: Any) -> Launch:
+    """Return what a strategy of FSDP says, from a trainer's file or accelerate's."""
+    word = str(value).lower()
+    if word not in _STRATEGIES:
+        return Launch(not_built=(f"FSDP's `{value}` is not known",))
+    hybrid = f"FSDP's `{value}`" if "hybrid" in word or word in ("4", "5") else ""
+    return Launch(pins={RESHARD: _STRATEGIES[word]}, hybrid=hybrid)
 
 
 def _knob(name: str, key: str, value: Any) -> Launch:
     knob = _table()["knobs"][key]
-    pin = reshards(value) if knob == RESHARD else value
+    pin = value
+    if knob == RESHARD:
+        return _strategy(value).joined(_sharing(name, value))
     if name.endswith("cpu_offload"):
         pin = "cpu" if value is True else "none"
     if isinstance(pin, str):
@@ -223,16 +247,24 @@ def of_trainer(deepspeed: Any, fsdp: Any, fsdp_config: Any, *, read: Read) -> La
     FSDP."""
     if deepspeed:
         return of_file(deepspeed, read)
-    given = read(fsdp_config) if isinstance(fsdp_config, str) else fsdp_config
+    found, given = Launch(), fsdp_config
+    if isinstance(given, str) and (given := read(given)) is None:
+        unread = f"fsdp_config: {fsdp_config}"
+        found = _lost(unread, fsdp_config, MEMORY, _UNREAD, unread=(fsdp_config,))
     given = given if isinstance(given, Mapping) else {}
     config = {str(name).removeprefix("fsdp_"): value for name, value in given.items()}
     strategy = config.get("reshard_after_forward", config.get("sharding_strategy"))
-    if not fsdp and not strategy:
-        return Launch()
-    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
-    reshard = "shard_grad_op" not in words if strategy is None else reshards(strategy)
-    found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: reshard})
-    offload = "offload" in words.split() or str(config.get("offload_params")).lower() == "true"
+    if config.get("activation_checkpointing") is not None:
+        checkpoints = config["activation_checkpointing"]
+        found = found.joined(_field("fsdp_activation_checkpointing", checkpoints, read))
+    if not fsdp and strategy is None:
+        return found
+    words = (" ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)).split()
+    named = [word for word in words if fsdp and word not in ("offload", "auto_wrap")]
+    found = found.joined(Launch(pins={DISTRIBUTED_TYPE: FSDP}))
+    for word in named if strategy is None else [strategy]:
+        found = found.joined(_strategy(word))
+    offload = "offload" in words or str(config.get("offload_params")).lower() == "true"
     return found.joined(_field("fsdp_offload_params", True, read)) if offload else found
 
 
@@ -245,17 +277,11 @@ def of_file(given: Any, read: Read) -> Launch:
     text = str(given).rpartition("/")[2]
     stage = _NAMED.search(text)
     if stage is None or not int(stage[1]):
-        why = f"it is not here: give `{given}`, too"
-        return _lost(f"DeepSpeed: {given}", given, MEMORY, why, unread=(str(given),))
+        return _lost(f"DeepSpeed: {given}", given, MEMORY, _UNREAD, unread=(str(given),))
     pins: dict[str, Any] = {DISTRIBUTED_TYPE: DEEPSPEED, "zero_stage": int(stage[1])}
     if "offload" in text.lower():
         pins |= {OPTIMIZER_OFFLOAD: "cpu"} | ({PARAM_OFFLOAD: "cpu"} if stage[1] == "3" else {})
     return Launch(pins=pins, guessed=str(given))
-
-
-def reshards(value: Any) -> bool:
-    """True if FSDP divides weights again after they were used forward."""
-    return str(value).lower() in _RESHARDS
 
 
 def leaves(data: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
@@ -279,8 +305,8 @@ def is_count(value: Any) -> bool:
 def of_flags(flags: Mapping[str, Any], launcher: str, read: Read) -> Launch:
     """Return what the flags of `accelerate launch`, `torchrun` or `deepspeed` say."""
     launch = Launch()
-    if launcher == "torchrun" and str(flags.get("nproc_per_node", "")).lower() not in _OPEN:
-        launch = Launch(count=1, per_machine=True)  # unless its flag says more
+    if launcher == "torchrun" and "nproc_per_node" not in flags:
+        launch = Launch(count=1, per_machine=True)
     for name, value in flags.items():
         launch = launch.joined(_flag(name.replace("-", "_"), value, f"--{name}", read))
     return launch
@@ -320,8 +346,8 @@ def _flag(key: str, value: Any, spelling: str, read: Read) -> Launch:
     Args:
         spelling: as it was given, for its fate.
     """
-    if key in _OF_EACH and is_count(value):
-        return _said(spelling, value, "devices", count=int(value), per_machine=True)
+    if key in _OF_EACH and value is not None:
+        return replace(_counted(value, spelling), per_machine=True)
     if key == "include":
         return _included(str(value), spelling)
     if key in _KINDS:
@@ -338,6 +364,18 @@ def _flag(key: str, value: Any, spelling: str, read: Read) -> Launch:
         found = of_accelerate(data, read).of("accelerate")
         return _said(spelling, value, "read").joined(replace(found, fates=()) if text else found)
     return _field(key, value, read, spelling)
+
+
+def _counted(value: Any, spelling: str) -> Launch:
+    """Return a count of processes; one that is a word (`auto`, `$NGPU`) leaves it open. Refuse
+    other numbers."""
+    text = str(value).removesuffix(".0")
+    if is_count(text):
+        return _said(spelling, value, "devices", count=int(text))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        what = f"it must be a whole number above 0, but got `{value}`"
+        raise user_error(what, where=spelling, hint="without it `--devices 4` says how many train")
+    return _lost(spelling, value, LEARNING, "it leaves it open", open=f"{spelling} {value}")
 
 
 def _nodes(value: Any, spelling: str) -> Launch:

@@ -190,20 +190,81 @@ def test_a_deepspeed_file_that_is_here_is_read_whatever_its_name_says() -> None:
     [
         ("deepspeed: none.json\n", "`none.json` is not here: give it, too"),
         ("accelerate_config: nowhere.yaml\n", "`nowhere.yaml` is not here"),
+        ("fsdp: full_shard\nfsdp_config: none.json\n", "`none.json` is not here: give it, too"),
+        ("deepspeed: is.json\n", "`is.json` cannot be read: give it, too"),
+        ("fsdp: full_shard\nfsdp_config: is.json\n", "`is.json` cannot be read"),
+        ("fsdp: most_shard auto_wrap\n", "FSDP's `most_shard` is not known"),
     ],
 )
 def test_what_could_not_be_read_is_not_plain_ddp_without_a_word(launch: str, why: str) -> None:
+    Path("is.json").mkdir()
     told = as_is("--method=sft", "--devices=4", "sft.yaml", sft_yaml=ROWS + launch)
     assert "distributed_type" not in told["job"]["fixed"]
     assert why in said(told)
 
 
-def test_a_way_to_share_that_is_not_built_is_named() -> None:
+@pytest.mark.parametrize("kind", ["MEGATRON_LM", "FSDP2", "DEEPSPED", "NOSUCH"])
+def test_a_way_to_share_that_is_not_built_is_named(kind: str) -> None:
     words = ("--method=sft", "sft.yaml", "accelerate.yaml")
-    launch = FSDP.replace("FSDP", "MEGATRON_LM")
+    launch = FSDP.replace("FSDP", kind)
     told = as_is(*words, sft_yaml=ROWS, accelerate_yaml=launch)
     assert "distributed_type" not in told["job"]["fixed"]
-    assert "distributed_type: MEGATRON_LM" in said(told)
+    why = "not built" if kind == "MEGATRON_LM" else "not known"
+    assert f"distributed_type: {kind} is {why}" in said(told)
+
+
+@pytest.mark.parametrize("count", ["0", "-2", "4.5", "1000000000000"])
+def test_processes_are_counted_in_whole_numbers(count: str) -> None:
+    Path("sft.yaml").write_text(ROWS, encoding="utf-8")
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: "
+    Path("accelerate.yaml").write_text(f"{text}{count}\n", encoding="utf-8")
+    words = ("--method=sft", "sft.yaml", "accelerate.yaml")
+    assert "num_processes: it must be a whole number" in refused("import", *words)
+    told = as_is(*words, accelerate_yaml=f"{text}4.0\n")
+    assert told["job"]["devices"] == {"count": 4}
+
+
+@pytest.mark.parametrize("trainers", ["", "gradient_checkpointing: false\n"])
+@pytest.mark.parametrize("prefix", ["", "fsdp_", "accelerate"])
+def test_fsdps_own_checkpointing_is_on_whatever_the_trainer_says(
+    trainers: str, prefix: str
+) -> None:
+    section = f"fsdp_config: {{{prefix}activation_checkpointing: true}}\n"
+    sft, words = f"{ROWS}{trainers}", ["--method=sft", "--devices=2", "sft.yaml"]
+    if prefix == "accelerate":
+        text = f"{FSDP}{section.replace(prefix, 'fsdp_')}"
+        Path("accelerate.yaml").write_text(text, encoding="utf-8")
+        words.append("accelerate.yaml")
+    else:
+        sft += f"fsdp: full_shard\n{section}"
+    told = as_is(*words, sft_yaml=sft)
+    assert told["job"]["fixed"]["gradient_checkpointing"] is True
+    assert "gradient_checkpointing: false" not in said(told)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    ("strategy", "reshards"),
+    [
+        ("full_shard", True),
+        ("hybrid_shard", True),
+        ("hybrid_shard_zero2", False),
+        ("no_shard", None),
+    ],
+)
+def test_strategies_of_fsdp_are_read_alike(strategy: str, reshards: bool, nodes: int) -> None:
+    words = ["--method=sft", "--devices=2", f"--nodes={nodes}", "sft.yaml"]
+    trainers = as_is(*words, sft_yaml=f"{ROWS}fsdp: {strategy} auto_wrap\n")
+    launch = f"{FSDP}fsdp_config: {{fsdp_sharding_strategy: {strategy.upper()}}}\n"
+    accelerates = as_is(*words, "accelerate.yaml", sft_yaml=ROWS, accelerate_yaml=launch)
+    for told in (trainers, accelerates):
+        fixed = told["job"]["fixed"]
+        if "hybrid" in strategy and nodes == 2:
+            assert "distributed_type" not in fixed and "on several machines" in said(told)
+        elif strategy == "no_shard":
+            assert fixed["distributed_type"] == "MULTI_GPU" and "NO_SHARD" in said(told)
+        else:
+            assert fixed["fsdp_reshard_after_forward"] is reshards
 
 
 def test_trls_own_files_for_accelerate_are_read() -> None:

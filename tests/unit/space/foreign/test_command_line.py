@@ -70,6 +70,66 @@ def test_launchers_say_how_many_devices_train(launcher: str, devices: int) -> No
     assert of_command(text).job["global_batch_size"] == 4 * devices
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        *("uv run", "poetry run", "time", "exec", "nohup", "sudo -E", "numactl -N 0 -m 0", "env"),
+        *("conda run -n trl", "singularity exec --nv x.sif", "srun -N 2 --gpus-per-node 8"),
+        *(
+            "cd there &&",
+            "CUDA_VISIBLE_DEVICES=0 uv run --no-sync",
+            "sudo -E CUDA_VISIBLE_DEVICES=0",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    [
+        ("accelerate launch --num_processes=4", 4),
+        ("accelerate-launch --num_processes 4", 4),
+        ("torchrun --nproc_per_node 2", 2),
+        ("/opt/bin/deepspeed --num_gpus 8", 8),
+        ("python -u -m torch.distributed.run --nproc_per_node 3", 3),
+    ],
+)
+def test_what_starts_a_launcher_hides_nothing(before: str, launcher: str, devices: int) -> None:
+    end = "2>&1 > all.log | tee log && rm -r there"
+    found = of_command(f"{before} {launcher} train.py {TRL} --packing {end}", method="sft")
+    assert found.job["global_batch_size"] == 8 * devices
+    assert not {"rm", "tee", "all.log"} & {str(fate.value) for fate in found.fates}
+
+
+def test_what_starts_a_tools_command_hides_nothing() -> None:
+    assert of_command(f"conda run -n trl trl dpo {TRL} --num_processes 4").job["method"] == "dpo"
+    start = "uv run python -m axolotl.cli.train c.yaml --launcher torchrun"
+    assert (
+        of_command(f"sudo -E {start} -- --nproc_per_node=2", AXOLOTL).job["devices"]["count"] == 2
+    )
+    seen = "CUDA_VISIBLE_DEVICES=0,1 uv run llamafactory-cli train my.yaml"
+    assert of_command(seen, LLAMA_FACTORY).job["devices"] == {"count": 2}
+
+
+@pytest.mark.parametrize("count", ["'$NGPU'", "auto", "gpu", "'$((N*2))'"])
+@pytest.mark.parametrize("flag", ["torchrun --nproc_per_node", "accelerate launch --num_processes"])
+def test_a_count_that_is_no_number_is_named(flag: str, count: str) -> None:
+    found = of_command(f"{flag}={count} train.py {TRL} --packing")
+    text = count.strip("'")
+    assert any("nothing says how many" in line and text in line for line in found.assumed)
+    assert "count" not in found.job.get("devices", {})
+    seen = of_command(f"CUDA_VISIBLE_DEVICES=0,1 {flag}={count} train.py {TRL} --packing")
+    assert any("devices: 2" in line and text in line for line in seen.assumed)
+
+
+def test_accumulation_of_accelerate_is_deepspeeds_alone() -> None:
+    start = "accelerate launch --num_processes 2 --gradient_accumulation_steps 8"
+    rows = f"{TRL} --packing --gradient_accumulation_steps 2"
+    found = of_command(f"{start} train.py {rows}")
+    assert found.job["global_batch_size"] == 8 * 2 * 2
+    assert {f.kind for f in found.fates if f.field == "--gradient_accumulation_steps"} == {"left"}
+    with pytest.raises(UserError, match="DeepSpeed's file says 8"):
+        of_command(f"{start} --use_deepspeed train.py {rows}")
+
+
 def test_flags_go_before_the_file_that_a_command_names() -> None:
     text = "CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train my.yaml learning_rate=5e-5"
     job = of_command(text, LLAMA_FACTORY).job

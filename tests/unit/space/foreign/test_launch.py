@@ -103,7 +103,9 @@ def test_a_deepspeed_file_that_is_only_named_is_searched_or_known_by_its_name() 
     as_is = imported(text, devices=4, as_is=True)
     assert as_is.job["fixed"]["zero_stage"] == 3
     assert as_is.job["fixed"]["offload_param_device"] == "cpu"
-    assert any("by the name of" in text for text in as_is.assumed)
+    named = [text for text in as_is.assumed if "by the name of" in text]
+    names = ("zero_stage: 3", "offload_optimizer_device: cpu", "offload_param_device: cpu")
+    assert [text.partition(" (")[0] for text in named] == [f"fixed.{name}" for name in names]
     for job in (found.job, as_is.job):
         assert judge(job, "theirs.yaml", Path("/")).global_batch_size == 32
 
