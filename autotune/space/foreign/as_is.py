@@ -46,7 +46,10 @@ def _pin_sharding(reading: Reading, launch: Launch, processes: int) -> None:
         reading.assumed.append(f"how devices share the training is searched ({', '.join(lost)})")
         pins = {}
     elif reading.job.get("tuning") == "qlora" and not _divides_base(reading, pins):
-        why = f"{kind} does not divide this quantised base, and more than the adapter is not left"
+        why = (
+            "this quantised base is not divided: ZeRO-1 and 2 would divide only the adapter; 8 bits"
+            " and methods that generate are whole"
+        )
         reading.assumed.append(f"{said} ({why})")
         pins = _sharding({}, processes)
     elif kind == "MULTI_GPU" and (theirs := launch.pins.get(DISTRIBUTED_TYPE)) in (DEEPSPEED, FSDP):

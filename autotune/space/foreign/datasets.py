@@ -13,7 +13,7 @@ _LOADERS = (None, "json", "csv", "parquet", "text")
 
 def set_lengths(reading: Reading, why: str) -> None:
     """Plan from lengths: every row as long as rows may be."""
-    longest = reading.job.get("max_length")
+    longest = reading.job.get("max_length") or reading.longest
     longest = longest if isinstance(longest, int) and longest > 0 else 1024
     reading.write("dataset", {"lengths": {"max": longest}})
     reading.assumed.append(

@@ -49,6 +49,12 @@ class Imported:
     assumed: tuple[str, ...]
     origins: Mapping[tuple[str, ...], str]
 
+    def __post_init__(self) -> None:
+        """Drop what is assumed of rows where the job names its data after all (`--dataset`)."""
+        if not isinstance(self.job.get("dataset"), Mapping):
+            kept = tuple(t for t in self.assumed if not t.startswith("dataset: every row"))
+            object.__setattr__(self, "assumed", kept)
+
     def count(self, *kinds: FateKind) -> int:
         """Return how many fields came to one of these ends."""
         return sum(fate.kind in kinds for fate in self.fates)

@@ -23,6 +23,7 @@ from autotune.space.foreign.tool import (
 )
 from autotune.space.job_file.online import is_reward
 from autotune.space.knobs import ACCUMULATION, MINI_BATCHES
+from autotune.space.sharding.sharding import RESHARD
 
 _FOUR, _EIGHT = _BITS = ("load_in_4bit", "load_in_8bit")
 _SWITCHES = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16")}
@@ -53,7 +54,7 @@ def _read_precision(reading: Reading, *, default: str) -> None:
     names = [name for both in _SWITCHES.values() for name in both]
     given = [name for name in names if reading.given(name) is not None]
     # Axolotl sets them to words, too.
-    mixed = [n for n in given if reading.is_on(n) or reading.given(n) in ("auto", "full")]
+    mixed = [n for n in given if reading.given(n) in ("auto", "full") or reading.is_on(n)]
     on = [kind for kind, both in _SWITCHES.items() if set(both) & set(mixed)]
     if len(on) == 2:
         reading.assumed.append("precision: bf16 (`fp16` is on, too: transformers refuses both)")
@@ -84,6 +85,8 @@ def _set_tuning(reading: Reading, tuning: str, fields: tuple[str, ...], why: str
 
 
 def _read_length(reading: Reading, field: str, default: int) -> None:
+    if reading.method.online:
+        reading.longest = reading.counted(field, default)
     if reading.given(field) is not None:
         reading.apply(field)
     elif not reading.method.online:
@@ -103,6 +106,11 @@ def _read_axolotl(reading: Reading) -> None:
     if reading.job["precision"] != "fp32":
         _set_half(reading, "Axolotl loads all weights in it")
     _read_length(reading, "sequence_len", 512)
+    how = str(reading.given("gradient_checkpointing"))
+    if how in ("offload", "unsloth", "offload_disk"):
+        reading.place("gradient_checkpointing", "gradient_checkpointing", True)
+        if reading.as_is and (place := reading.path_of("activation_offloading")):
+            reading.assume(place, True, f"`gradient_checkpointing: {how}` keeps them off the GPU")
     section = reading.given("trl")
     if isinstance(section, Mapping):
         for name, value in section.items():
@@ -233,6 +241,8 @@ def _read_torchtune(reading: Reading) -> None:
     reading.ends(("model.quantize_base",), f"tuning: {tuning}")
     _read_modules(reading)
     reading.shards = True  # every distributed recipe of torchtune's does
+    if reading.counted("data_parallel_replicate_dim", 1) > 1:
+        reading.leave("data_parallel_replicate_dim", MEMORY, "FSDP divides among all devices")
     dtype = str(reading.given("dtype"))
     types = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     if dtype in types:
@@ -244,6 +254,7 @@ def _read_torchtune(reading: Reading) -> None:
     if not optimizer.endswith("AdamW") or "Paged" in optimizer:
         reading.ends(("optimizer.fused",), "of another optimizer")
     if reading.method.online:
+        reading.longest = reading.counted("tokenizer.max_seq_len", 1024)
         _read_generation(reading)
     elif reading.given("tokenizer.max_seq_len") is not None:
         reading.apply("tokenizer.max_seq_len")
@@ -308,8 +319,10 @@ def _read_trl(reading: Reading) -> None:
     dumped = "logging_nan_inf_filter" in reading.data and len(reading.data) > 60
     _read_peft(reading)
     _read_precision(reading, default="fp32" if dumped else "auto")
-    for name in ("max_length", "max_seq_length"):
-        if reading.given(name) is not None:
+    for name in ("max_length", "max_seq_length", "model_max_length"):
+        if reading.has("max_length"):
+            reading.leave(name, NOTHING, "another field of the length goes before it")
+        elif reading.given(name) is not None:
             reading.place(name, "max_length", reading.given(name))
     if "auto" in (reading.given("dtype"), reading.given("torch_dtype")):
         for name in ("dtype", "torch_dtype"):
@@ -379,7 +392,10 @@ _READERS: Mapping[str, Callable[[Reading], None]] = {
 
 def fields_of(tool: Tool, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's fields as the tool's table names them."""
-    return flat(data) if tool.file == TORCHTUNE else dict(data)
+    fields = flat(data) if tool.file == TORCHTUNE else dict(data)
+    if tool.file == TORCHTUNE and fields.get(RESHARD) is not None:  # as the trainer has it
+        fields["fsdp_config"] = {RESHARD: str(fields.pop(RESHARD))}
+    return fields
 
 
 def method_of(tool: Tool, data: Mapping[str, Any]) -> str | None:
@@ -389,7 +405,8 @@ def method_of(tool: Tool, data: Mapping[str, Any]) -> str | None:
     if tool.file == TRL:
         return _trls_method(data)
     value = data.get(tool.says_method)
-    return "sft" if value is None else tool.methods.value(str(value))
+    said = "sft" if value is None else tool.methods.value(str(value))
+    return next((kind for name, kind in tool.not_built.items() if data.get(name)), said)
 
 
 def read(reading: Reading) -> None:

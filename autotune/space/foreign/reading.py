@@ -22,7 +22,7 @@ from autotune.space.foreign.fields import (
     FateKind,
 )
 from autotune.space.foreign.secrets import holds_secret, is_secret
-from autotune.space.foreign.tool import ALL_LINEAR, Tool, switch
+from autotune.space.foreign.tool import ALL_LINEAR, TRL, Tool, switch
 from autotune.space.job_file.overrides import OWNERS
 from autotune.space.job_file.problems import as_yaml
 
@@ -32,6 +32,7 @@ _COUNTS_ONLY = ("dataloader_num_workers",)
 """Speed knobs of which any value is as good as those that are searched."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _MODULES = ("lora_target_modules", "lora_modules_to_save")
+_SWITCHES = ("bool", "bool | None")
 _NOTHING = ("", "none", "null")
 
 
@@ -46,6 +47,7 @@ class Reading:
         problems: what is wrong with values that are needed to make a job at all.
         registry: data sets by name, where a file that lists them was given.
         shards: whether several devices divide the weights by FSDP, where no launcher says more.
+        longest: tokens of a row at most, where a method that generates has no such field.
         rows: of a micro-batch, and micro-batches, where no fields of theirs say it.
         own_program: whether the tool's own program reads its fields, not one like it.
         exists: whether there is such a file or folder here.
@@ -69,6 +71,7 @@ class Reading:
         self.origins: dict[tuple[str, ...], str] = {}
         self.registry: Mapping[str, Any] = {}
         self.own_program = self.shards = False
+        self.longest: int | None = None
         self.rows: tuple[int, int] | None = None
         self.exists: Callable[[str], bool] = lambda _: False
         self._fields = training_fields(method.name)
@@ -89,8 +92,11 @@ class Reading:
                 self.leave(name, MEMORY, f"nothing is quantised without `{switch_name}`")
 
     def is_on(self, name: str) -> bool:
-        """True if a switch of theirs is on."""
-        return switch(self.given(name)) is True
+        """True if a switch of theirs is on; a value that is no switch is a problem."""
+        value = self.given(name)
+        if value is not None and switch(value) is None:
+            self.refuse(name, f"it must be true or false, but got `{as_yaml(value)}`")
+        return switch(value) is True
 
     def has(self, ours: str) -> bool:
         """True if the job says something of a field, a knob or a training field already."""
@@ -152,7 +158,8 @@ class Reading:
 
     def refuse(self, field: str, what: str, hint: str | None = None) -> None:
         """Say that a field asks for a training that cannot be tuned."""
-        self.problems.append(Problem(where=field, what=what, hint=hint))
+        problem = Problem(where=field, what=what, hint=hint)
+        self.problems += [problem] if problem not in self.problems else []
 
     def assume(self, path: str, value: Any, why: str) -> None:
         """Write what the file does not say, and say so."""
@@ -187,6 +194,9 @@ class Reading:
             self.leave(field, NOTHING, "a secret, which a run and its bundle would keep")
         elif name == "max_length" and self.method.online:
             self.leave(field, LEARNING, f"TRL truncates no prompts of `{self.method.name}`")
+        elif self.tool.file == TRL and self._types.get(name) in _SWITCHES and switch(value) is None:
+            self.leave(field, NOTHING)  # "none"; anything else is refused
+            self.is_on(field)
         elif name.partition(".")[0] in Job.model_fields:
             self.carry(field, name, value)
         elif knob is not None and knob.place != "launch":
@@ -227,11 +237,11 @@ class Reading:
         kinds = self._types.get(name, "")
         if value is False and "bool" not in kinds and ("Strategy" in kinds or name == "report_to"):
             return "none" if name == "report_to" else "no"  # YAML 1.1 has false for it
-        if not isinstance(value, str):
-            return int(value) if isinstance(value, float) and _counts(kinds, value) else value
         on = switch(value)
         if "bool" in kinds and on is not None and "Strategy" not in kinds:
             return on
+        if not isinstance(value, str):
+            return int(value) if isinstance(value, float) and _counts(kinds, value) else value
         numeric = "int" in kinds or "float" in kinds or name == "max_length"
         if numeric and _NUMBER.fullmatch(value):
             return int(value) if value.isdecimal() else float(value)

@@ -14,8 +14,8 @@ AXOLOTL, LLAMA_FACTORY, UNSLOTH = "axolotl", "llamafactory", "unsloth"
 TORCHTUNE, TRL = "torchtune", "trl"
 FILES = (AXOLOTL, LLAMA_FACTORY, UNSLOTH, TORCHTUNE, TRL)
 ALL_LINEAR = "all-linear"
-_YES = re.compile(r"(?i)true|yes|on|y|t")
-_NO = re.compile(r"(?i)false|no|off|n|f")
+_YES = re.compile(r"(?i)true|yes|on|y|t|1")
+_NO = re.compile(r"(?i)false|no|off|n|f|0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ class Tool:
         dumps_defaults: whether its files list all fields, those that nobody set among them.
         reads_by_omegaconf: whether a key that its file has twice ends its training.
         says_method: the field that names the method, where there is one.
+        not_built: fields that say another training than any method's -> what it is.
         methods: its values -> methods; without a value it is `sft`.
     """
 
@@ -80,6 +81,7 @@ class Tool:
     dumps_defaults: bool = False
     reads_by_omegaconf: bool = False
     says_method: str = ""
+    not_built: Mapping[str, str] = field(default_factory=dict)
     methods: Field = field(default_factory=lambda: Field(ours="method"))
 
     def effect(self, name: str) -> str | None:
@@ -147,7 +149,7 @@ def switch(value: Any) -> bool | None:
     """Return a word that tools take for true or false; None for anything else."""
     if isinstance(value, bool):
         return value
-    text = str(value) if isinstance(value, str) else ""
+    text = str(value) if isinstance(value, str | int) else ""
     return True if _YES.fullmatch(text) else False if _NO.fullmatch(text) else None
 
 
