@@ -24,7 +24,7 @@ from autotune.space.foreign.launch import (
     without_counts,
 )
 from autotune.space.foreign.tool import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, TRL, Tool, tool, words
-from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP, RESHARD
+from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -208,7 +208,7 @@ def _read_program(rest: list[str], command: Command, read: Read) -> None:
         recipe = rest.pop(0) if rest else ""
         command.method = next((name for name in METHODS if name in recipe.split("_")), "")
         if "distributed" in recipe:
-            found = Launch(pins={DISTRIBUTED_TYPE: FSDP, RESHARD: True}).joined(found)
+            found = Launch(pins={DISTRIBUTED_TYPE: FSDP}).joined(found)
         command.launch = command.launch.joined(found)
     elif command.tool is not None and rest and rest[0] in ("train", "sft"):
         rest.pop(0)

@@ -204,7 +204,9 @@ def _field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
     if key in known["knobs"]:
         return _knob(spelling, key, value)
     off = str(value).lower() in ("false", "none", "no")
-    return _lost(spelling, value, NOTHING if off else effect_of(known["effects"], key) or NOTHING)
+    effect = NOTHING if off else effect_of(known["effects"], key) or NOTHING
+    why = "FSDP that offloads is not built; ZeRO-3 offloads" if effect == MEMORY else ""
+    return _lost(spelling, value, effect, why)
 
 
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
