@@ -241,7 +241,7 @@ def _read_devices(reading: Reading, found: Launch, rows: Rows) -> None:
     count, rest = divmod(rows.processes, found.machines)
     if found.processes is None and not rows.inferred:
         each = f" on each of {found.machines} machines" if found.machines > 1 else ""
-        text = f": `{found.open}` is no number" if found.open else ""
+        text = f": `{found.open}` is not a number" if found.open else ""
         reading.assumed.append(
             f"devices: 1{each} (nothing says how many{text}; `--devices 4` does, and the global "
             "batch follows)"
@@ -252,7 +252,7 @@ def _read_devices(reading: Reading, found: Launch, rows: Rows) -> None:
     else:
         reading.write("devices.count", count)
         if found.open and found.count is None:
-            seen = f"the devices that are seen; `{found.open}` is no number"
+            seen = f"the devices that are seen; `{found.open}` is not a number"
             reading.assumed.append(f"devices: {count} ({seen})")
         if found.machines > 1:
             both = f"{rows.processes} in all, {count} on each of {found.machines}"

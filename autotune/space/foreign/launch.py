@@ -51,7 +51,7 @@ class Launch:
     Attributes:
         count: processes, as the launcher says it; None: nothing says it.
         per_machine: whether `count` is of each machine, and not of all.
-        open: a count of processes that is no number.
+        open: a count of processes that is not a number.
         visible: devices of a machine that its processes may see, where nothing else says more.
         nodes: machines; None: nothing says it.
         parallel: devices that work on the same rows, by what they divide instead.
