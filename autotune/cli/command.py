@@ -84,6 +84,7 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         return error.exit_code
     except OSError as error:  # a full disk, a folder that may not be written
         if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still printed
             return EXIT_INTERRUPTED
         place = f"{error.filename}: " if error.filename else ""
         echo(f"error: {place}{error.strerror or error}", err=True)
@@ -95,13 +96,10 @@ def _exit_code(call: Callable[[], int | None]) -> int:
 
 
 def _reader_has_gone() -> bool:
-    """True if nothing reads stdout any more (`| head`); what is still printed goes nowhere then."""
+    """True if nothing reads stdout any more (`| head`)."""
     stdout = select.poll()
     stdout.register(1, 0)
-    if not stdout.poll(0):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return True
+    return bool(stdout.poll(0))
 
 
 def _end_with_terminal() -> None:

@@ -12,7 +12,6 @@ from autotune.errors import user_error
 from autotune.job.text_file import text_of
 from autotune.trackers import TRACKERS
 
-RESULT = "result.json"
 _FLAGS = {
     "model": "Hub id, local folder or config.json.",
     "dataset": "Hub id, local folder or JSONL file.",
@@ -104,6 +103,7 @@ def track_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def write_result(record: Path, data: Any) -> None:
     """Keep what `--json` prints."""
+    from autotune.cli.views.events import RESULT
     from autotune.process.messages import write_json
 
     write_json(record / RESULT, data)

@@ -24,7 +24,8 @@ from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate
 
 EVENTS = "events.jsonl"
-KEPT = "result.json", "bundle"
+RESULT = "result.json"
+KEPT = RESULT, "bundle"
 """What a record has in the end."""
 COUNT_S = 0.5
 """Counts of estimates are written at most so often, but for the first and the last."""

@@ -205,8 +205,7 @@ def _field(name: str, value: Any, read: Read, spelling: str = "") -> Launch:
         return _knob(spelling, key, value)
     off = str(value).lower() in ("false", "none", "no")
     effect = NOTHING if off else effect_of(known["effects"], key) or NOTHING
-    why = "FSDP that offloads is not built; ZeRO-3 offloads" if effect == MEMORY else ""
-    return _lost(spelling, value, effect, why)
+    return _lost(spelling, value, effect, known["reasons"].get(effect, ""))
 
 
 def of_deepspeed(data: Mapping[str, Any]) -> Launch:
