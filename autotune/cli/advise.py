@@ -6,33 +6,41 @@ import click
 
 from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
+from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS
+
+MOST_WAYS = 12
+"""Ways that are named at most: a plan names three of them."""
 
 
 @click.command("advise")
 @planned_options
 @guarded
 def command(as_json: bool, **options: Any) -> int:
-    """Say what would make JOB fit: the shortest lists of changes, each with its price in speed.
+    """Say what would make JOB fit: the shortest lists of changes, each with what it then takes.
 
-    Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
-    `--max-length` and `--set` describe it. The exit code is 1 where nothing helps.
+    It is a plan that looks further than three ways. Nothing is downloaded but the model's config,
+    and no GPU is needed. JOB is a file or a model, as for `plan`. The exit code is 1 where nothing
+    helps.
     """
-    from autotune.plan.questions.advice import advise
-    from autotune.report.advice import advice_lines, advice_plain
+    from autotune.cli.views.plan import plan_plain
+    from autotune.plan.plan import plan
+    from autotune.report.plan_answer import plan_lines
 
     planned = PlannedJob.of(options)
     job, definition = planned.loaded()
     with scratch_folder() as folder, shown_progress() as progress:
-        advice = advise(
+        answer = plan(
             job,
             definition,
             folder,
             device=planned.device,
             assume=planned.assume,
+            ways=MOST_WAYS,
             progress=progress,
         )
+    advice = answer.advice
     if as_json:
-        print_json(advice_plain(advice))
+        print_json({**plan_plain(answer, []), "other_tuning": None, "bundle": None})
     else:
-        echo("\n".join(advice_lines(advice)))
-    return 0 if advice.safe or advice.ways else 1
+        echo("\n".join((["It fits as it is."] if advice is None else []) + [*plan_lines(answer)]))
+    return EXIT_DONE if advice is None or advice.ways else EXIT_NOTHING_FITS

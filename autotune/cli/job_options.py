@@ -1,5 +1,6 @@
 """Options that several commands share: a job from a file and flags, errors, output."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from click.core import ParameterSource
 
 from autotune.cli.command import echo, say
 from autotune.errors import user_error
-from autotune.job.text_file import text_of
+from autotune.job.text_file import MOST_BYTES, readable_text, text_of
 from autotune.trackers import TRACKERS
 
 _FLAGS = {
@@ -22,6 +23,8 @@ _FLAGS = {
     "budget": "Minutes of probing such as 5m, or a number of probes; for everything together "
     "`--set budget.total=30m`.",
 }
+_SPELLINGS = {".yaml", ".yml", ".json", ".toml", ".sh", ".jsonl", ".txt", ".py", ".cfg"}
+"""Suffixes of files, which no model's name ends with."""
 FLAG_NAMES = tuple(name.replace("-", "_") for name in _FLAGS)
 """The flags as parameters."""
 
@@ -37,9 +40,35 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME=VALUE",
         help="Set any job field, knob or training field. May be repeated.",
     )(function)
-    return click.argument("job", required=False, type=click.Path(dir_okay=False, path_type=Path))(
-        function
-    )
+    named = click.argument("job", required=False, type=click.Path(path_type=Path))(function)
+    return _model_as_flag(named)
+
+
+def _model_as_flag(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a command with the model that stands in the place of a job as `--model`."""
+
+    @functools.wraps(function)
+    def command(**options: Any) -> Any:
+        job = options["job"]
+        if job is not None and names_model(job):
+            if options["model"] is not None:
+                what = f"two models are named: `{job}` and `{options['model']}`"
+                raise click.UsageError(f"{what}; leave one out")
+            options |= {"job": None, "model": str(job)}
+        return function(**options)
+
+    return command
+
+
+def names_model(job: Path) -> bool:
+    """True if what stands in the place of a job is a model: its folder, its config.json, or a name
+    that is neither a file here nor spelled as one."""
+    if job.is_dir():
+        return True
+    if job.exists() or job.suffix in _SPELLINGS:
+        text = readable_text(job, MOST_BYTES) if job.name == "config.json" else None
+        return text is not None and '"model_type"' in text
+    return not str(job).startswith((".", "/", "~"))
 
 
 def storage_option(text: str) -> Callable[..., Any]:
@@ -137,13 +166,18 @@ def load(
         UserError: the job cannot be, or not with this TRL.
     """
     from autotune.plan.questions.missing_trainer import refuse_missing
+    from autotune.space.job_file.flags import completed
     from autotune.space.job_file.load import load_job
 
     overrides = all_sets(sets, flags)
-    if job is None and not overrides:
-        raise user_error(
-            "a job is needed", hint="name a job file, or give --model, --dataset and so on"
-        )
+    if job is None:
+        if not any(text.startswith("model=") for text in overrides):
+            raise user_error(
+                "a job is needed", hint="name a model (`qwen2.5-7b`), or a job file (job.yaml)"
+            )
+        overrides, assumed = completed(overrides)
+        for assumption in () if figures else assumed:
+            say(f"assumed: {assumption}")
     loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
     refuse_missing(loaded_job, device=device, figures=figures)
     for assumption in loaded_job.assumed:

@@ -6,9 +6,10 @@ import click
 
 from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
-from autotune.errors import user_error
+from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS, user_error
 
 DEVICES = "devices"
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
 LARGEST = ("per_device_train_batch_size", "max_length")
 
 
@@ -25,11 +26,11 @@ LARGEST = ("per_device_train_batch_size", "max_length")
 def command(limit: str, as_json: bool, **options: Any) -> int:
     """Say how far JOB can go: its largest micro-batch, its longest rows, its fewest devices.
 
-    Micro-batch and rows are those of one candidate: TRL's defaults, and what the job pins. To ask
-    about the answer of a plan, pin what it says with `--set`. Of devices every candidate is tried.
+    Micro-batch and rows are those of the leanest configuration, with what the job pins; `autotune
+    plan` says what is fastest.
 
-    Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
-    `--max-length` and `--set` describe it. The exit code is 1 where nothing fits.
+    Nothing is downloaded but the model's config, and no GPU is needed. JOB is a file or a model, as
+    for `plan`. The exit code is 1 where nothing fits.
     """
     planned = PlannedJob.of(options)
     if limit == DEVICES:
@@ -44,24 +45,36 @@ def _fewest(planned: PlannedJob, as_json: bool) -> int:
             where="--nodes" if planned.devices is None else "--devices",
             hint="leave it out",
         )
-    from autotune.cli.views.limits import fewest_lines, fewest_plain
-    from autotune.plan.questions.fewest_devices import fewest
+    if planned.device in (None, "cpu"):
+        raise user_error(
+            "the fewest devices can only be planned for a kind of GPU",
+            where="--of devices",
+            hint="add --device with a GPU, such as h100",
+        )
+    from autotune.facts.machines import Machine, machines_of
+    from autotune.report import machines as report
 
     job, definition = planned.loaded()
-    with scratch_folder() as folder, shown_progress() as progress:
-        counts = fewest(
-            job,
-            definition,
-            folder,
-            device=planned.device,
-            assume=planned.assume,
-            progress=progress,
-        )
+    (machine,) = machines_of(str(planned.device))
+    rows: list[report.MachineRow] = []
+    with shown_progress() as progress:
+        for count in COUNTS:
+            counted = [Machine(kind=machine.kind, count=count)]
+            progress.looking_at(counted[0].name)
+            with scratch_folder() as folder:
+                rows += report.machine_rows(
+                    job, definition, folder, counted, assume=planned.assume, progress=progress
+                )
+            if rows[-1].safe:
+                break
+    if all(row.problem for row in rows):
+        raise user_error(rows[0].problem or "nothing can be planned", where="--of devices")
+    made = report.offers(rows[-1:], None, report.Limits())
     if as_json:
-        print_json(fewest_plain(counts))
+        print_json(report.machines_plain(rows, made, list(report.count_lines(rows))))
     else:
-        echo("\n".join(fewest_lines(counts)))
-    return 0 if counts[-1].safe else 1
+        echo("\n".join(report.count_lines(rows)))
+    return EXIT_DONE if rows[-1].safe else EXIT_NOTHING_FITS
 
 
 def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
@@ -82,5 +95,5 @@ def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
     if as_json:
         print_json(largest_plain(answer))
     else:
-        echo("\n".join(largest_lines(answer)))
-    return 0 if answer.value is not None else 1
+        echo("\n".join(largest_lines(answer, job.devices.total)))
+    return EXIT_DONE if answer.value is not None else EXIT_NOTHING_FITS

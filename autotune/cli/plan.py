@@ -1,5 +1,6 @@
 """`autotune plan`."""
 
+import dataclasses
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ import click
 
 from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.job_options import all_sets, record_option, write_result
+from autotune.cli.machines import compare
 from autotune.cli.planned_job import (
     INSTALLED,
     PlannedJob,
@@ -18,13 +20,6 @@ from autotune.cli.planned_job import (
 )
 from autotune.cli.remote import JOB, plan_there, refuse_local, refuse_used_folder, server_option
 from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
-
-NOW_COMMANDS = {
-    "--max": "autotune limits JOB --of {value}",
-    "--min-devices": "autotune limits JOB --of devices",
-    "--advise": "autotune advise JOB",
-}
-"""Questions that `plan` answered before they had commands of their own."""
 
 
 @click.command("plan")
@@ -52,10 +47,17 @@ NOW_COMMANDS = {
     help="Write the bundle of the answer there, marked as not verified. Where nothing is safe, "
     "nothing is written and the exit code is 1.",
 )
+@click.option(
+    "--prices",
+    metavar="FILE",
+    help="With several devices: what an hour of each kind costs (a line a kind: `h100: 2.50`), or "
+    "`listed`: the dated table in the package.",
+)
+@click.option("--deadline", metavar="TIME", help="With several devices: the job has to end in 20h.")
+@click.option(
+    "--at-most", metavar="MONEY", help="With --prices: the whole job may cost that much (`50$`)."
+)
 @server_option("plan it. AUTOTUNE_TOKEN is its token.")
-@click.option("--max", "maximum", hidden=True)
-@click.option("--min-devices", is_flag=True, hidden=True)
-@click.option("--advise", is_flag=True, hidden=True)
 @guarded
 def command(
     every: bool,
@@ -66,57 +68,118 @@ def command(
     emit: Path | None,
     record: Path | None,
     server: str | None,
-    maximum: str | None,
-    min_devices: bool,
-    advise: bool,
+    prices: str | None,
+    deadline: str | None,
+    at_most: str | None,
     as_json: bool,
     **options: Any,
 ) -> int:
     """Say what to use for JOB, and why, before anything runs on the device.
 
-    Nothing is downloaded but the model's config, and no GPU is needed. Without JOB, `--model`,
-    `--max-length` and `--set` describe one candidate. The exit code is 1 where nothing fits.
-    Ctrl-C ends it with what is known by then, and with exit code 130.
+    JOB is a file, or a model by its name (`qwen2.5-7b`), folder or config.json: flags say the rest,
+    and what they leave open is assumed and named. Without `--device` it plans for what is here; a
+    model by its name, where no GPU is, for the kinds that people have.
+
+    With several in `--device` (`h100,4xl40s`, `all`) it has a row for each, with the best
+    configuration there, how long the job takes, and with `--prices` what it costs.
+
+    Nothing is downloaded but the model's config, and no GPU is needed. The exit code is 1 where
+    nothing fits. Ctrl-C ends it with what is known by then, and with exit code 130.
 
     With --server a service plans it: model and data have to be where that may read them; only a
     bare config.json goes along.
     """
-    _refuse_moved({"--max": maximum, "--min-devices": min_devices, "--advise": advise})
-    from autotune.plan.plan import plan
-    from autotune.plan.trace_choice import EVERY, PROMISING
-
     planned = PlannedJob.of(options)
+    asked = {"--prices": prices, "--deadline": deadline, "--at-most": at_most}
+    if (machines := planned.several) is not None and server is None:
+        _refuse_beside_several(emit=emit, record=record, only_default=only_default, every=every)
+        return compare(planned, machines, *asked.values(), as_json=as_json)
+    for option, value in asked.items():
+        if value is not None:
+            raise user_error(
+                "it compares machines, but one device is planned for",
+                where=option,
+                hint="name several with `--device h100,l40s`, or `--device all`",
+            )
     if server is not None:
         return _by_server(server, planned, emit, as_json, only_default)
-    job, definition = planned.loaded()
     refuse_used_folder(emit)
-    with scratch_folder() as folder, shown_progress(record) as progress:
-        answer = plan(
-            job,
-            definition,
-            folder,
-            device=planned.device,
-            assume=planned.assume,
-            only_default=only_default or planned.job is None,
-            whole_space=every,
-            effort=EVERY if trace_all else PROMISING,
-            progress=progress,
-        )
+    job, answer, other = _planned(
+        planned, record, only_default=only_default, every=every, trace_all=trace_all
+    )
     bundle = None if emit is None else _emitted(answer, job, emit)
     chosen = [pair for pair in answer.ranked() if pair[1].fits or not fits][:top]
     if record is not None:
-        _keep(answer, job, record, _plain(answer, chosen, bundle))
+        _keep(answer, job, record, _plain(answer, chosen, bundle, other))
     if as_json:
-        print_json(_plain(answer, chosen, bundle))
+        print_json(_plain(answer, chosen, bundle, other))
     else:
         from autotune.cli.views.plan import plan_view
 
         command = _next_step(planned.job, None if bundle is None else emit)
         view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
-        _print(view, every, bundle)
+        _print([*_other_words(other), *view], every, bundle)
     if answer.stopped:
         return EXIT_INTERRUPTED
     return EXIT_NOTHING_FITS if emit is not None and bundle is None else _code(answer)
+
+
+def _planned(
+    planned: PlannedJob, record: Path | None, *, only_default: bool, every: bool, trace_all: bool
+) -> tuple[Any, Any, tuple[str, Any] | None]:
+    """Return (job, its plan, the other tuning with its plan; None: the tuning is given).
+
+    Where it is open, all weights are trained if that is safe, else adapters; the other is planned,
+    too.
+    """
+    from autotune.plan.plan import plan
+    from autotune.plan.questions.ways import MOST_WAYS
+    from autotune.plan.trace_choice import EVERY, PROMISING
+
+    def planned_by(tuning: str | None, progress: Any) -> tuple[Any, Any]:
+        job, definition = planned.loaded(tuning)
+        with scratch_folder() as folder:
+            answer = plan(
+                job,
+                definition,
+                folder,
+                device=planned.device,
+                assume=planned.assume,
+                only_default=only_default,
+                whole_space=every,
+                effort=EVERY if trace_all else PROMISING,
+                ways=0 if tuning == "full" else MOST_WAYS,
+                progress=progress,
+            )
+        return job, dataclasses.replace(answer, assumed=(*planned.assumed, *answer.assumed))
+
+    with shown_progress(record) as progress:
+        if not planned.leaves_tuning_open:
+            return *planned_by(None, progress), None
+        job, full = planned_by("full", progress)
+        lora_job, lora = planned_by("lora", progress)
+    if full.answer is not None and full.answer.choice.safe:
+        return job, full, ("lora", lora)
+    return lora_job, lora, ("full", full)
+
+
+def _other_words(other: tuple[str, Any] | None) -> list[str]:
+    """Return the line about the other tuning."""
+    from rich.markup import escape
+
+    from autotune.report.plan_answer import other_tuning_line
+
+    return [] if other is None else [f"{escape(other_tuning_line(*other))}\n"]
+
+
+def _refuse_beside_several(**options: Any) -> None:
+    for name, value in options.items():
+        if value:
+            raise user_error(
+                "it is of one device, but several are compared",
+                where=f"--{'all' if name == 'every' else name.replace('_', '-')}",
+                hint="name one device in --device, or leave it out",
+            )
 
 
 def _code(answer: Any) -> int:
@@ -127,13 +190,16 @@ def _code(answer: Any) -> int:
 def _by_server(
     server: str, planned: PlannedJob, emit: Path | None, as_json: bool, only_default: bool
 ) -> int:
+    from autotune.space.job_file.flags import completed
+
     refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit", "only_default"})
-    sets = all_sets(planned.completed(), planned.flags)
+    sets = all_sets(planned.all_sets(), planned.flags)
+    if planned.job is None:
+        sets, _ = completed(sets)
     stack = "any" if planned.assume else INSTALLED
     there = {"device": planned.device, "stack": stack}
-    alone = only_default or planned.job is None
     return plan_there(
-        server, planned.job, sets, emit=emit, as_json=as_json, only_default=alone, **there
+        server, planned.job, sets, emit=emit, as_json=as_json, only_default=only_default, **there
     )
 
 
@@ -146,11 +212,18 @@ def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
         emit_plan(answer, job, record / "bundle")
 
 
-def _plain(answer: Any, chosen: Any, bundle: Path | None) -> dict[str, Any]:
-    """Return the plan as JSON data, with where its bundle is."""
+def _plain(
+    answer: Any, chosen: Any, bundle: Path | None, other: tuple[str, Any] | None
+) -> dict[str, Any]:
+    """Return the plan as JSON data, with the other tuning and where its bundle is."""
     from autotune.cli.views.plan import plan_plain
+    from autotune.report.plan_answer import other_tuning_plain
 
-    return {**plan_plain(answer, chosen), "bundle": None if bundle is None else str(bundle)}
+    return {
+        **plan_plain(answer, chosen),
+        "other_tuning": None if other is None else other_tuning_plain(*other),
+        "bundle": None if bundle is None else str(bundle),
+    }
 
 
 def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:
@@ -182,12 +255,3 @@ def _emitted(answer: Any, job: Any, folder: Path) -> Path | None:
         return emit_plan(answer, job, folder)
     echo(f"{folder} was not written: {unsafe}", err=True)
     return None
-
-
-def _refuse_moved(options: dict[str, Any]) -> None:
-    for option, value in options.items():
-        if value:
-            words = NOW_COMMANDS[option].format(value=value)
-            raise user_error(
-                "this question has a command of its own", where=option, hint=f"use `{words}`"
-            )

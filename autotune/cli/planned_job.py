@@ -2,7 +2,6 @@
 planned for."""
 
 import contextlib
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any, cast
 
 import click
 
-from autotune.cli.job_options import job_options, json_option, load
+from autotune.cli.job_options import all_sets, job_options, json_option, load
 from autotune.errors import user_error
 
 INSTALLED = "installed"
@@ -44,7 +43,7 @@ def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--device",
             metavar="KIND",
             help="Plan for this GPU (h200, 'RTX 3070', memory=24GiB,tflops=165,bandwidth=1000) or "
-            "`cpu`.",
+            "`cpu`; `plan` compares several (h100,4xl40s,rtx-4090; or `all`).",
         ),
         job_options,
     ):
@@ -77,19 +76,69 @@ class PlannedJob:
         assume = options["stack"] != INSTALLED
         return cls(**{name: options[name] for name in names}, flags=flags, assume=assume)
 
-    def loaded(self) -> Any:
-        """Return the (Job, SpaceDefinition)."""
-        sets = self.completed()
-        return load(self.job, sets, self.flags, device=self.device, figures=True)
+    def loaded(self, tuning: str | None = None) -> Any:
+        """Return the (Job, SpaceDefinition).
 
-    def completed(self) -> tuple[str, ...]:
-        """Return the `--set` values, with those of `--devices` and `--nodes`, and the open ones."""
+        Args:
+            tuning: takes the place of what the options leave open.
+        """
+        from autotune.facts.machines import names_several
+
+        if names_several(self.device):
+            raise user_error(
+                f"`{self.device}` names several devices",
+                where="--device",
+                hint="name one kind, and their number by --devices; `autotune plan` compares them",
+            )
+        return self._loaded(tuning, self.device)
+
+    def _loaded(self, tuning: str | None, device: str | None) -> Any:
+        sets = self.all_sets() if tuning is None else (*self.all_sets(), f"tuning={tuning}")
+        return load(self.job, sets, self.flags, device=device, figures=True)
+
+    def loaded_for_machines(self, tuning: str | None = None) -> Any:
+        """Return the same where `--device` may name several."""
+        return self._loaded(tuning, None)
+
+    def all_sets(self) -> tuple[str, ...]:
+        """Return the `--set` values, with those of `--devices` and `--nodes`."""
         sets = self.sets
         if self.devices is not None:
             sets = (*sets, f"devices.count={self.devices}")
         if self.nodes is not None:
             sets = (*sets, f"devices.nodes={self.nodes}")
-        return _sets(self.job, sets, self.flags, (self.devices or 1) * (self.nodes or 1))
+        return sets
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences about what flags alone leave open."""
+        from autotune.space.job_file.flags import completed
+
+        return () if self.job is not None else completed(all_sets(self.all_sets(), self.flags))[1]
+
+    @property
+    def leaves_tuning_open(self) -> bool:
+        """True if neither a file nor a flag says how to tune."""
+        given = all_sets(self.sets, self.flags)
+        return self.job is None and not any(text.startswith("tuning=") for text in given)
+
+    @property
+    def several(self) -> str | None:
+        """The machines to compare, as a text; None: one device is planned for.
+
+        A job of flags that names no device is planned for what is here; where no GPU is, for the
+        kinds that people have.
+        """
+        from autotune.facts.machines import ALL, names_several
+
+        if names_several(self.device):
+            return self.device
+        devices = (text for text in self.sets if text.startswith("devices"))
+        if self.device is not None or self.job is not None or any(devices):
+            return None
+        from autotune.facts.devices import gpu_count
+
+        return None if gpu_count() else ALL
 
 
 @contextlib.contextmanager
@@ -117,36 +166,3 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sets(
-    job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], devices: int
-) -> tuple[str, ...]:
-    """Return what one candidate without a job file leaves open: lengths for data, its own batch."""
-    if job is not None:
-        return sets
-    assignments = dict(text.partition("=")[::2] for text in sets)
-    length = flags["max_length"] or assignments.get("max_length")
-    if flags["model"] is None and "model" not in assignments:
-        raise user_error(
-            "a job is needed", hint="name a job file, or give --model and --max-length"
-        )
-    if length is None:
-        raise user_error("without a job file a length is needed", hint="add --max-length 1024")
-    from autotune.job.methods import METHODS, SFT
-
-    method = METHODS.get(flags["method"] or assignments.get("method", ""), SFT)
-    if method.online:  # the length is that of prompts, which are not cut
-        flags["max_length"] = None
-        sets = tuple(text for text in sets if not text.startswith("max_length="))
-    added = []
-    if flags["dataset"] is None and not any(name.startswith("dataset") for name in assignments):
-        added.append(f"dataset={{lengths: {{max: {length}}}}}")
-    if flags["global_batch_size"] is None and "global_batch_size" not in assignments:
-        batch = assignments.get("per_device_train_batch_size", "8")
-        rows = 2 * int(batch) if batch.isdigit() else 8
-        if method.online:
-            group = assignments.get("num_generations", "8")
-            rows = math.lcm(rows, int(group) if group.isdigit() and group != "0" else 8)
-        added.append(f"global_batch_size={devices * rows}")
-    return (*sets, *added)

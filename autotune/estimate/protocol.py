@@ -162,6 +162,9 @@ class EstimateRequest(Message):
         all_layers: whether all layers are traced then, however many there are, for bytes alone.
         rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
+        other_limits: further such limits, for which the points are answered, too: those of other
+            devices on which the same kernels run. Only where nothing is generated and no engine is
+            traced.
         cache: folder for traces; None: keep none.
         shared: folder for what the traces of one plan share; None: they share nothing.
     """
@@ -188,6 +191,7 @@ class EstimateRequest(Message):
     all_layers: bool = False
     rank: int = 0
     shared: str | None = None
+    other_limits: list[int] = field(default_factory=list)
 
     @property
     def parsed_sharding(self) -> Sharding:
@@ -278,3 +282,5 @@ class EstimateReply(Message):
     """Why the variant's engine cannot be traced, where it is by formula for that."""
     by_formula: bool = False
     """Whether the variant's engine was not traced: the points follow from data parallelism."""
+    at_limits: list[list[PointReply]] = field(default_factory=list)
+    """The points at each of the other limits that were asked for."""

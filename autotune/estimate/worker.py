@@ -46,16 +46,21 @@ def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> E
     from autotune.estimate.tracing.cache import shared_results
 
     gc.freeze()  # what was imported is not looked through again and again
-    points: dict[int, PointReply] = {}
+    limits = (request.limit_bytes, *request.other_limits)
+    points: list[dict[int, PointReply]] = [{} for _ in limits]
     with shared_results(None if request.shared is None else Path(request.shared), request.cuda):
         variant = _estimates_of(request)
         gc.freeze()
         for index in variant.order(request.points):
-            points[index] = variant.point(request.points[index])
+            for limit, answers in zip(limits, points, strict=True):
+                variant.hold_to(limit)
+                answers[index] = variant.point(request.points[index])
             progress.tell(POINT, index=index)
+    in_order = [[answers[index] for index in range(len(answers))] for answers in points]
     return EstimateReply(
         process_bytes=fresh_bytes,
-        points=[points[index] for index in range(len(points))],
+        points=in_order[0],
+        at_limits=in_order[1:],
         shapes=variant.shapes(),
         optimizer_work=variant.optimizer_work(),
     )

@@ -114,6 +114,12 @@ def device_kinds() -> tuple[DeviceKind, ...]:
 
 
 @functools.cache
+def common_kinds() -> tuple[DeviceKind, ...]:
+    """Return the kinds that people rent or own, the largest first."""
+    return tuple(find_kind(name) for name in _table(_FILE)["common"])
+
+
+@functools.cache
 def kinds_of_other_makers() -> tuple[DeviceKind, ...]:
     """Return the kinds of AMD and Intel, which can be planned for."""
     return tuple(_kind(row) for row in _table(_OTHERS)["devices"])

@@ -132,6 +132,19 @@ class PlanCache:
             self.make("plans")
             write_json(file, {"facts": facts.plain(), **_plain_replies(replies)})
 
+    def rows(self, key: str, kind: Any) -> Any | None:
+        """Return rows, of this type, of a plan for several machines; None where none are kept."""
+        with contextlib.suppress(*NONSENSE):
+            return from_plain(kind, read_json(self.path / "plans" / f"{key}.rows.json"))
+        return None
+
+    def keep_rows(self, key: str, rows: Any, kind: Any) -> None:
+        """Keep the rows, of this type, of a plan for several machines."""
+        file = self.path / "plans" / f"{key}.rows.json"
+        with contextlib.suppress(OSError):
+            self.make("plans")
+            write_json(file, to_plain(rows, kind))
+
     def ceilings(self, device: str) -> Ceilings | None:
         """Return the measured rates of a device of this machine."""
         data: Any = read_json(self._ceilings_file(device))

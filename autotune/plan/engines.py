@@ -86,17 +86,22 @@ def answered(
     folder: Path,
     progress: Progress,
     report: Report | None = None,
+    trace: Trace | None = None,
 ) -> list[EstimateReply]:
     """Return the reply to each task.
 
     Args:
+        trace: takes the place of traces in children of `server`.
         report: receives the replies as they come.
     """
     traces = EngineTraces(
         tasks,
         budget,
-        lambda subset, name, hear: traced_in_children(
-            subset, server, folder / name, progress, hear
+        trace
+        or (
+            lambda subset, name, hear: traced_in_children(
+                subset, server, folder / name, progress, hear
+            )
         ),
         report,
     )

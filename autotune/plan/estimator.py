@@ -20,7 +20,7 @@ from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import KnownSpeeds, estimates_of
 from autotune.plan.device import allocator_limit
-from autotune.plan.engines import Report, TraceBudget, answered
+from autotune.plan.engines import Report, Trace, TraceBudget, answered
 from autotune.plan.exchange import with_server
 from autotune.plan.least_memory import ruled_out
 from autotune.plan.progress import Progress
@@ -44,6 +44,7 @@ class Estimator:
         effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
         remembered: replies of an earlier plan that was the same: it asks for the same traces in the
             same order; None: it is a new one.
+        trace: takes the place of traces of its own, where several plans share theirs.
         kept: all replies so far.
     """
 
@@ -58,6 +59,7 @@ class Estimator:
     cache: PlanCache = field(default_factory=PlanCache.of_user)
     progress: Progress = field(default_factory=Progress)
     remembered: Iterator[EstimateReply] | None = None
+    trace: Trace | None = None
     kept: list[EstimateReply] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _speeds: KnownSpeeds = field(default_factory=dict)
@@ -109,7 +111,7 @@ class Estimator:
             limit=self.limit, ceilings=self.ceilings, effort=self.effort, speeds=self._speeds
         )
         folder = self.folder / f"{next(self._numbers):03d}"
-        replies = answered(tasks, budget, self.server, folder, self.progress, report)
+        replies = answered(tasks, budget, self.server, folder, self.progress, report, self.trace)
         self.kept.extend(replies)
         return replies
 

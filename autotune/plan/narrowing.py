@@ -45,6 +45,8 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
         yield "attn_implementation", tuple(_other_kernels(facts))
     if "optim" not in names and facts.device.kind == "cuda":
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
+    if PADDING_FREE not in names and not facts.data.ragged:
+        yield PADDING_FREE, (True,)  # rows of one length have no padding
     if LIGER not in names and not _liger_is_traced(job, facts):
         yield LIGER, (True,)  # the same is estimated with and without
 

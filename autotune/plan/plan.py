@@ -24,8 +24,9 @@ from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
-from autotune.plan.questions.way import Advice
-from autotune.plan.questions.ways import Advisor
+from autotune.plan.questions.smallest import smallest_machine
+from autotune.plan.questions.way import Advice, Holder
+from autotune.plan.questions.ways import MOST_WAYS, Advisor
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
@@ -96,6 +97,7 @@ def plan(
     only_default: bool = False,
     whole_space: bool = False,
     effort: Effort = PROMISING,
+    ways: int = MOST_WAYS,
     progress: Progress | None = None,
 ) -> Plan:
     """Estimate every candidate of a job, on this machine's device or on one of a named kind.
@@ -107,6 +109,7 @@ def plan(
         only_default: the default candidate alone, pinned knobs as pinned.
         whole_space: whether values that no estimate prefers are planned, too (`narrowing.py`).
         effort: for which candidates DeepSpeed and FSDP are traced, where there are many.
+        ways: where nothing is safe, so many lists of changes are looked for; 0: none.
 
     Raises:
         UserError: the job or the kind of device cannot be.
@@ -114,7 +117,7 @@ def plan(
     """
     began, cache, run = time.monotonic(), PlanCache.of_user(), RunFolder(path=scratch)
     job, kind = placed(job, device)
-    place = f"{kind!r}, {assume=}, {only_default=}, {whole_space=}, {effort!r}"
+    place = f"{kind!r}, {assume=}, {only_default=}, {whole_space=}, {effort!r}, {ways=}"
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
     with trace_server(scratch, elsewhere=kind is not None) as server:
@@ -123,7 +126,18 @@ def plan(
         estimator = _estimator(job, facts, space, run, server, kind, effort, progress)
         estimator = estimator.remembering(stored[1]) if stored else estimator
         draft = Draft(space, estimator).trace(whole=whole_space)
-        answer, advice = (None, None) if only_default else _concluded(draft, estimator, kind)
+        answer, advice = (None, None)
+        if not only_default:
+            advisor = Advisor(estimator, kind, most=ways)
+            answer, advice = _concluded(draft, estimator, advisor, advises=ways > 0)
+        if advice is not None and not advice.ways and kind is not None:
+            kept = None if key is None or not stored else cache.rows(key, list[Holder])
+            if kept is None:
+                holder = smallest_machine(job, definition, estimator, run, assume=assume)
+                kept = [] if holder is None else [holder]
+            if key is not None:
+                cache.keep_rows(key, kept, list[Holder])
+            advice = dataclasses.replace(advice, holder=kept[0] if kept else None)
     if not stored and key and not draft.stopped:
         cache.write(key, facts, estimator.kept)
     choices = draft.choices
@@ -160,7 +174,7 @@ def _space(
 
 
 def _concluded(
-    draft: Draft, estimator: Estimator, kind: DeviceKind | None
+    draft: Draft, estimator: Estimator, advisor: Advisor, *, advises: bool
 ) -> tuple[Answer | None, Advice | None]:
     """Return the answer, and where nothing is safe, the changes that would make the job so. Add the
     candidate that the answer is compared with to the draft, unless the user stopped that."""
@@ -170,7 +184,7 @@ def _concluded(
         return answer_of(choices, job, facts), None
     if not first.estimate.fits:
         estimator.progress.nothing_fits(estimator.limit)
-        return None, Advisor(estimator, kind).shortest(draft.estimates, draft.space)
+        return None, advisor.advice(draft.space, draft.estimates) if advises else None
     plain = without_flash(first.candidate, draft.space)
     in_half = in_bfloat16(job, first.candidate)
     groups = [(estimator, [one]) for one in (plain, in_half) if one is not None]
@@ -178,9 +192,9 @@ def _concluded(
     if plain is not None:
         draft.add(plain, estimates[plain.key])
     answer = answer_of(draft.choices, job, facts)
-    if answer is None or answer.choice.safe:
+    if answer is None or answer.choice.safe or not advises:
         return answer and _with_alternative(answer, estimator, estimates), None
-    advice = Advisor(estimator, kind).shortest(draft.estimates, draft.space)
+    advice = advisor.advice(draft.space, draft.estimates)
     return _with_alternative(answer, estimator, estimates), advice
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.plan.questions.way import Advice, Way
+from autotune.plain_data import to_plain
+from autotune.plan.questions.way import Advice, Holder, Way
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
 from autotune.units import format_bytes, format_speed
@@ -33,33 +34,20 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
                 "fields": dict(way.fields),
                 "knobs": way.candidate.knobs,
                 "estimate": way.estimate.plain(),
-                "speed": way.speed,
                 "packages": list(way.packages),
             }
             for way in advice.ways
         ],
+        "holder": None if advice.holder is None else to_plain(advice.holder),
     }
 
 
 def advice_lines(advice: Advice) -> Iterator[str]:
-    """Yield the ways out, what does not touch the learning first."""
-    takes = format_bytes(advice.estimate.peak_memory_bytes)
-    has = f"{format_bytes(advice.limit_bytes)} on {advice.device}"
-    if advice.safe:
-        yield f"It fits as it is: the smallest configuration needs an estimated {takes} of {has}."
-        return
-    wanted = "safe" if advice.fits else "fit"
-    if advice.fits:
-        yield (
-            f"It is not safe as it is: the smallest configuration needs an estimated {takes} of "
-            f"{has}, and runs out of memory with probability {advice.estimate.p_oom:.0%}."
-        )
-    else:
-        yield f"It does not fit: the smallest configuration needs an estimated {takes}, of {has}."
+    """Yield what would make a job fit."""
     if not advice.ways:
-        yield f"No list of up to three changes makes it {wanted} ({looked_at(advice)})."
+        yield f"No change was found that makes it fit ({looked_at(advice)})."
         return
-    yield f"These changes make it {wanted}, by estimate:"
+    yield "What makes it fit, by estimate, the cheapest first:"
     yield from way_lines(advice)
 
 
@@ -68,6 +56,16 @@ def way_lines(advice: Advice) -> Iterator[str]:
     for number, way in enumerate(advice.ways, 1):
         yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
         yield f"     {_price(way)}"
+
+
+def holder_line(holder: Holder) -> str:
+    """Return the sentence about the smallest machine that holds the job as it is."""
+    speed = "" if holder.tokens_per_s is None else f", {format_speed(holder.tokens_per_s)}"
+    return (
+        f"The smallest machine that holds it as it is, by estimate: {holder.machine} "
+        f"({format_bytes(holder.peak_memory_bytes)} of {format_bytes(holder.limit_bytes)} on each "
+        f"GPU{speed})."
+    )
 
 
 def looked_at(advice: Advice) -> str:
@@ -91,11 +89,6 @@ def _price(way: Way) -> str:
     host = way.estimate.host_bytes
     if host is not None and sharding_of(way.candidate.values, 1).offloads:
         parts.append(f"{format_bytes(host)} of the host's memory")
-    if way.speed and way.estimate.tokens_per_s:
-        unchanged = format_speed(way.estimate.tokens_per_s / way.speed)
-        parts.append(
-            f"{100 * way.speed:.0f}% of the {unchanged} of the unchanged job, if it fitted"
-        )
     if way.learns_the_same:
         parts.append("what is learned stays the same")
     else:

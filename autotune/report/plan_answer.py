@@ -9,7 +9,7 @@ from autotune.plan.answer import Answer, speed_error
 from autotune.plan.choices import CHECKPOINTING, Choice, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
-from autotune.report.advice import looked_at, way_lines
+from autotune.report.advice import holder_line, looked_at, way_lines
 from autotune.report.words import (
     batch_text,
     candidate_text,
@@ -184,17 +184,35 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
 
 
 def ways_out_lines(plan: Plan) -> Iterator[str]:
-    """Yield the shortest changes that make a job fit, or safe, each with its price."""
-    wanted = "fit" if plan.answer is None else "safe"
-    if plan.advice is None:
+    """Yield the shortest changes that make a job fit, or safe, each with its price; where there are
+    none, the machine that would hold it."""
+    wanted, advice = "fit" if plan.answer is None else "safe", plan.advice
+    if advice is None:
         yield "Next: `autotune advise` with the same options looks for changes that make it fit."
-    elif plan.advice.ways:
+    elif advice.ways:
         yield f"What makes it {wanted}, by estimate, the cheapest first:"
-        yield from way_lines(plan.advice)
-        yield "Next: `autotune advise` with the same options looks further."
+        yield from way_lines(advice)
     else:
-        yield f"No change was found that makes it {wanted} ({looked_at(plan.advice)})."
-        yield "Next: `autotune advise` with the same options looks further."
+        yield f"No change was found that makes it {wanted} ({looked_at(advice)})."
+        if advice.holder is not None:
+            yield holder_line(advice.holder)
+
+
+def other_tuning_line(tuning: str, plan: Plan) -> str:
+    """Return what a plan by the tuning that nobody asked for comes to, in a line."""
+    name = {"full": "Full tuning", "lora": "LoRA"}.get(tuning, tuning)
+    if plan.answer is not None and plan.answer.choice.safe:
+        text = _text(plan, plan.answer.choice)
+        return f"{name} (`--tuning {tuning}`): {text}: {_figures(plan, plan.answer)}."
+    candidate, estimate = min(plan.ranked(), key=leanness)
+    word = "is not safe" if estimate.fits else "does not fit"
+    return f"{name} {word}. {shortfall_text(plan, candidate, estimate)}"
+
+
+def other_tuning_plain(tuning: str, plan: Plan) -> dict[str, Any]:
+    """Return the same as JSON data."""
+    answer = None if plan.answer is None else answer_plain(plan, plan.answer)
+    return {"tuning": tuning, "text": other_tuning_line(tuning, plan), "answer": answer}
 
 
 def shortfall_text(plan: Plan, candidate: Candidate, estimate: Estimate) -> str:

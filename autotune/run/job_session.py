@@ -10,9 +10,10 @@ from autotune.bundle.bundle import bundle_files, found_by
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.plan.questions.advice import advise_in_run
+from autotune.plan.estimator import Estimator
 from autotune.plan.questions.changes import TriedChange, offloading, single_changes
 from autotune.plan.questions.way import Advice
+from autotune.plan.questions.ways import Advisor
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.process.child_server import ChildServer
@@ -178,15 +179,16 @@ class JobSession(Session):
             return None
         self.listener.trying("more than one change, by estimate")
         with contextlib.suppress(OutOfTime), self.deadline.cuts():
-            return advise_in_run(
-                self.job,
-                self.facts,
-                self.allowed_bytes,
-                self.space,
-                self.run,
-                self.server,
-                [change.text for change in tried if change.measurement.outcome != "unsupported"],
+            estimator = Estimator(
+                job=self.job,
+                facts=self.facts,
+                limit=self.allowed_bytes,
+                server=self.server,
+                folder=self.run.path / "advice",
+                rows=self.run.rows,
             )
+            texts = [c.text for c in tried if c.measurement.outcome != "unsupported"]
+            return Advisor(estimator, tried=texts).advice(self.space, seen_to_fail=True)
         return None
 
 

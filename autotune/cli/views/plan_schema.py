@@ -177,9 +177,16 @@ class WayJson(_Strict):
     """Of the job's file, as they are after the changes; null: left out."""
     knobs: Knobs
     estimate: EstimateJson
-    speed: float | None
-    """Its tokens/s over those of the job as it is, if that fitted."""
     packages: list[str]
+
+
+class HolderJson(_Strict):
+    """The smallest machine that holds the job as it is."""
+
+    machine: str
+    peak_memory_bytes: int
+    limit_bytes: int
+    tokens_per_s: float | None
 
 
 class LeanestJson(_Strict):
@@ -202,6 +209,8 @@ class AdviceJson(_Strict):
     tried: int
     ruled_out: int
     ways: list[WayJson]
+    holder: HolderJson | None
+    """Where no change is enough."""
 
 
 class NotEstimatedJson(_Strict):
@@ -209,6 +218,14 @@ class NotEstimatedJson(_Strict):
 
     reason: str
     count: int
+
+
+class OtherTuningJson(_Strict):
+    """The plan by the other tuning, where flags leave the tuning open."""
+
+    tuning: str
+    text: str
+    answer: AnswerJson | None
 
 
 class PlanJson(_Strict):
@@ -240,5 +257,7 @@ class PlanJson(_Strict):
     unfinished: int
     """Candidates without an estimate then."""
     seconds: float
+    other_tuning: OtherTuningJson | None
+    """Where flags leave it open: adapters in place of all weights, or the other way round."""
     bundle: str | None
     """Where `--emit` wrote the files."""

@@ -204,6 +204,44 @@ class Replay:
         }
 
 
+class ReplayedRecord:
+    """A record in the CUDA caching allocator: it is gone through once without a limit, and once
+    more for each limit that squeezes it.
+
+    Args:
+        events: of the record.
+        use: what its live storages add up to, where that is known already.
+    """
+
+    def __init__(self, events: Sequence[Event], use: MemoryUse | None = None) -> None:
+        self._events = events
+        self._free: dict[bool, tuple[int, int]] = {}
+        """Without a limit, by whether segments grow: reserved bytes, and the least roomy limit."""
+        self.use = use or on_cuda(events)
+
+    def held_to(self, limit_bytes: int | None, *, expandable_segments: bool) -> Replay:
+        """Return the replay under a limit. Where it runs out, the reserved bytes are those it
+        would need without one."""
+        if expandable_segments not in self._free:
+            free = CachingAllocator(expandable_segments=expandable_segments)
+            _run(self._events, free)
+            figures = free.peak_reserved_bytes, free.roomy_limit_bytes
+            self._free[expandable_segments] = figures
+        reserved, roomy_limit_bytes = self._free[expandable_segments]
+        retries, missing = 0, None
+        if limit_bytes is not None and roomy_limit_bytes > limit_bytes:
+            if self.use.peak_bytes > limit_bytes:
+                missing = self.use.peak_bytes - limit_bytes
+            else:  # it may still fit, once the cache is given back
+                squeezed = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
+                try:
+                    _run(self._events, squeezed)
+                    reserved, retries = squeezed.peak_reserved_bytes, squeezed.retries
+                except OutOfMemory as error:
+                    missing = error.missing_bytes
+        return Replay(use=self.use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
+
+
 def replayed(
     events: Sequence[Event],
     limit_bytes: int | None,
@@ -211,27 +249,13 @@ def replayed(
     expandable_segments: bool,
     use: MemoryUse | None = None,
 ) -> Replay:
-    """Replay a record through the CUDA caching allocator, held to a limit.
-
-    Where it runs out, the reserved bytes are those it would need without a limit.
+    """Replay a record through the CUDA caching allocator, held to one limit.
 
     Args:
         use: what the record's live storages add up to (`on_cuda`), where that is known already.
     """
-    use = use or on_cuda(events)
-    free = _run(events, CachingAllocator(expandable_segments=expandable_segments))
-    reserved, retries, missing = free.peak_reserved_bytes, 0, None
-    if limit_bytes is not None and free.roomy_limit_bytes > limit_bytes:
-        if use.peak_bytes > limit_bytes:
-            missing = use.peak_bytes - limit_bytes
-        else:  # it may still fit, once the cache is given back
-            squeezed = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
-            try:
-                _run(events, squeezed)
-                reserved, retries = squeezed.peak_reserved_bytes, squeezed.retries
-            except OutOfMemory as error:
-                missing = error.missing_bytes
-    return Replay(use=use, reserved_bytes=reserved, retries=retries, missing_bytes=missing)
+    record = ReplayedRecord(events, use)
+    return record.held_to(limit_bytes, expandable_segments=expandable_segments)
 
 
 def oversized(use: MemoryUse, limit_bytes: int | None, reserved_share: float) -> Replay | None:

@@ -7,6 +7,7 @@ for, and the next one begins with them, by one version of everything.
 """
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -14,7 +15,7 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from autotune.estimate.protocol import (
     RolloutTraceRequest,
     TraceReply,
 )
+from autotune.estimate.records.events import ALLOCATE, WORKSPACES
 from autotune.estimate.records.layers import Irregular
 from autotune.estimate.tracing.fake_dispatch import KEPT_RESULTS
 from autotune.estimate.tracing.kernels.cpu import processor
@@ -62,7 +64,8 @@ class TraceCache:
             return None
         with contextlib.suppress(OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
             # As `from_plain`, which would look at each of its hundred thousand values.
-            return kind(**json.loads(gzip.decompress(file.read_bytes())))
+            reply = kind(**json.loads(gzip.decompress(file.read_bytes())))
+            return _with_workspaces_of(reply, request.cuda)
         return None
 
     def _make(self, request: Any, trace: Callable[[Any], _Reply]) -> _Reply:
@@ -91,9 +94,27 @@ class TraceCache:
         key_fields |= {"model": self._request.model, "versions": self._request.versions}
         if request.cuda is None:  # its scratch is that of this processor
             key_fields["processor"] = processor()
+        else:  # the same trace, but for the size of workspaces
+            key_fields["cuda"] = {**request.cuda, _WORKSPACE: None}
         del key_fields["model_path"], key_fields["seed"]
         key = hashlib.sha256(json.dumps(key_fields, sort_keys=True).encode()).hexdigest()
         return Path(self._request.cache) / f"{key[:32]}.json.gz"
+
+
+_WORKSPACE = "workspace_bytes"
+
+
+def _with_workspaces_of(reply: _Reply, cuda: Mapping[str, Any] | None) -> _Reply:
+    """Return a trace with the workspaces of these rules: it may have been made for another
+    device."""
+    if cuda is None:
+        return reply
+
+    def sized(event: Any) -> Any:
+        is_one = event[0] == ALLOCATE and event[3] == WORKSPACES
+        return [*event[:2], cuda[_WORKSPACE], *event[3:]] if is_one else event
+
+    return dataclasses.replace(reply, events=list(map(sized, reply.events)))
 
 
 _NAMESPACES = ("aten", "prims")

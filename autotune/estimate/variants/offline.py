@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
-from autotune.estimate.allocator.replay import Replay, on_cpu, on_cuda, oversized, replayed
+from autotune.estimate.allocator.replay import Replay, ReplayedRecord, on_cpu, oversized
 from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, PointReply, ShapeWork
 from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.records.layers import CHUNKS, Irregular
@@ -168,6 +168,10 @@ class OfflineEstimates(Retracing):
 
     # -- answers
 
+    def hold_to(self, limit_bytes: int | None) -> None:
+        """Answer for this limit from now on."""
+        self._replays.limit_bytes = limit_bytes
+
     def order(self, points: Sequence[Point]) -> list[int]:
         """Return the smallest micro-batches first."""
         return sorted(range(len(points)), key=lambda index: self._data.worst(points[index]).tokens)
@@ -312,26 +316,28 @@ class PointReplays:
         record: Callable[[Point, Worst, bool, Shares], list[Event]],
     ) -> None:
         self._request, self._record = request, record
+        self.limit_bytes = request.limit_bytes
         self._replays: dict[object, Replay] = {}
         self._reserved_shares: dict[bool, float] = {}
         """Reserved bytes over live ones, of the latest point of each allocator that had room."""
-        self._events: dict[object, dict[Shares, tuple[list[Event], MemoryUse]]] = {}
+        self._records: dict[object, dict[Shares, ReplayedRecord]] = {}
 
     def forget(self) -> None:
         """Drop what was made of earlier traces."""
         self._replays.clear()
         self._reserved_shares.clear()
-        self._events.clear()
+        self._records.clear()
 
     def of(self, point: Point, worst: Worst, padded: bool, first: Shares) -> Replay:
         """Return the replay of a point, made once for all that share it."""
         if usual := self._usual_allocator(point):
             replay = self.of(usual, worst, padded, first)
-            roomy = ROOMY * (self._request.limit_bytes or 0)
+            roomy = ROOMY * (self.limit_bytes or 0)
             fits = replay.missing_bytes is None and not replay.retries
             if fits and replay.reserved_bytes <= roomy:
                 return replay
-        key = (worst, padded, point.accumulates, point.optim, point.expandable_segments, first)
+        kind = (worst, padded, point.accumulates, point.optim, point.expandable_segments, first)
+        key = (*kind, self.limit_bytes)
         if key not in self._replays:
             self._replays[key] = self._replay(point, worst, padded, first)
         return self._replays[key]
@@ -342,30 +348,30 @@ class PointReplays:
         return usual if point.expandable_segments and usual in self._request.points else None
 
     def _replay(self, point: Point, worst: Worst, padded: bool, first: Shares) -> Replay:
-        limit = self._request.limit_bytes
+        limit = self.limit_bytes
         if self._request.cuda is None:
             return on_cpu(self._record(point, worst, padded, ()), limit)
         key = (worst, padded, point.accumulates, point.optim)
-        records = self._events.get(key, {})
-        self._events = {key: records}  # records are large: those of one point at a time
+        records = self._records.get(key, {})
+        self._records = {key: records}  # records are large: those of one point at a time
         if first not in records:
-            events = self._record(point, worst, padded, first)
-            records[first] = events, on_cuda(events)
-        events, use = records[first]
+            records[first] = ReplayedRecord(self._record(point, worst, padded, first))
+        record = records[first]
         with without_collector():
-            return self._scaled_replay(point, use) or self._whole_replay(point, events, use)
+            return self._scaled_replay(point, record.use) or self._whole_replay(point, record)
 
     def _scaled_replay(self, point: Point, use: MemoryUse) -> Replay | None:
         """Return the replay of a point that does not fit by far, from one that was made; else
         None."""
         share = self._reserved_shares.get(point.expandable_segments)
-        return None if share is None else oversized(use, self._request.limit_bytes, share)
+        return None if share is None else oversized(use, self.limit_bytes, share)
 
-    def _whole_replay(self, point: Point, events: list[Event], use: MemoryUse) -> Replay:
-        expandable, limit = point.expandable_segments, self._request.limit_bytes
-        replay = replayed(events, limit, expandable_segments=expandable, use=use)
+    def _whole_replay(self, point: Point, record: ReplayedRecord) -> Replay:
+        expandable = point.expandable_segments
+        replay = record.held_to(self.limit_bytes, expandable_segments=expandable)
         if not replay.retries:  # one that was squeezed under the limit says nothing of others
-            self._reserved_shares[expandable] = replay.reserved_bytes / max(use.peak_bytes, 1)
+            share = replay.reserved_bytes / max(record.use.peak_bytes, 1)
+            self._reserved_shares[expandable] = share
         return replay
 
 

@@ -28,6 +28,9 @@ class Retracing(ABC):
     def point(self, point: Point) -> PointReply:
         """Return what one point of the variant takes."""
 
+    def hold_to(self, limit_bytes: int | None) -> None:  # noqa: B027
+        """Answer for this limit from now on; nothing to do where a request has one alone."""
+
     def order(self, points: Sequence[Point]) -> list[int]:
         """Return the indices of the points, in the order in which they are best answered."""
         return list(range(len(points)))

@@ -1,7 +1,7 @@
 """The largest micro-batch, or the longest rows, that fit a device."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from autotune.plan.children import trace_server
 from autotune.plan.choices import is_safe
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
+from autotune.plan.narrowing import planned_space
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import Effort
 from autotune.process.run_folder import RunFolder
-from autotune.space.bind import bind
+from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import MICRO_BATCH, Candidate
+from autotune.space.memory_order import expected_leanness
 from autotune.space.packages import packages_to_install
 
 STARTS = {
@@ -32,15 +34,14 @@ STEP = {MICRO_BATCH: 1, "max_length": 128}
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The largest value of a knob that is safe, and the largest that may fit.
+    """The largest value of a knob that is safe.
 
     Attributes:
-        value: the largest that is safe (`choices.SAFE`); None: not even the smallest is.
+        value: it (`choices.SAFE`); None: not even the smallest is.
         estimate: what it takes.
-        possible: a larger one that more likely fits than not; None: there is none.
-        possible_estimate: what that takes.
-        too_large: the next one, which does not fit.
-        bounded: whether larger ones were not tried.
+        too_large: the next one, which is not safe; None: larger ones were not tried.
+        candidate: the leanest of the job's, with this value: the others need more.
+        space: that of the job as it is.
         packages: what it needs that is not on this machine.
         most_rows: of the job's optimizer step on a device; a larger micro-batch needs another job.
     """
@@ -48,12 +49,11 @@ class Largest:
     knob: str
     value: int | None
     estimate: Estimate | None
-    possible: int | None
-    possible_estimate: Estimate | None
     too_large: int | None
+    candidate: Candidate
+    space: SearchSpace
     device: str
     limit_bytes: int
-    bounded: bool
     most_rows: int
     packages: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ def largest(
     assume: bool = True,
     progress: Progress | None = None,
 ) -> Largest:
-    """Look for the largest value of a knob with which the job's default candidate surely fits.
+    """Look for the largest value of a knob with which the job is safe, at its leanest.
 
     The values are tried in growing steps, and then where the line through the two nearest peaks
     meets the limit: each is one estimate.
@@ -94,16 +94,17 @@ def largest(
             effort=Effort(first=None),
             progress=progress or Progress(),
         )
-        return LargestSearch(estimator, bind(definition, job, facts).default(), knob).answer()
+        return LargestSearch(estimator, planned_space(definition, job, facts), knob).answer()
 
 
 class LargestSearch:
-    """A search for the largest value of a knob, from the candidate that the stack has by
-    default."""
+    """A search for the largest value of a knob, from the leanest candidate of a space."""
 
-    def __init__(self, estimator: Estimator, default: Candidate, knob: str) -> None:
-        self._estimator, self._default, self._knob = estimator, default, knob
-        if knob == "max_length" and default.values.get("padding_free"):
+    def __init__(self, estimator: Estimator, space: SearchSpace, knob: str) -> None:
+        self._estimator, self._space, self._knob = estimator, space, knob
+        cut = [one for one in space.candidates if not one.values.get("padding_free")]
+        self._lean = min(cut or space.candidates, key=expected_leanness)
+        if knob == "max_length" and self._lean.values.get("padding_free"):
             raise user_error(
                 "without padding no row is cut to max_length, so no length is the largest",
                 where="padding_free",
@@ -120,44 +121,38 @@ class LargestSearch:
         return [value for value in starts if value < longest] + [longest]
 
     def answer(self) -> Largest:
-        """Look for the largest safe value, then for the largest that may fit."""
-        value, unsafe = self._largest(is_safe, 0, self._starts())
-        starts = [start for start in self._starts() if start > value]
-        possible, too_large = self._largest(lambda estimate: estimate.fits, value, starts)
+        """Look for the largest safe value."""
+        value, too_large = self._largest(self._starts())
         return Largest(
             knob=self._knob,
             value=value or None,
             estimate=self._known.get(value),
-            possible=possible if possible > value else None,
-            possible_estimate=self._known.get(possible) if possible > value else None,
             too_large=too_large,
+            candidate=self._candidate(value or self._starts()[0]),
+            space=self._space,
             device=self._estimator.facts.device.name,
             limit_bytes=self._estimator.limit,
-            bounded=unsafe is None,
-            most_rows=self._default.global_batch,
+            most_rows=self._lean.global_batch,
             packages=tuple(
-                packages_to_install(self._estimator.job, self._estimator.facts, self._default)
+                packages_to_install(self._estimator.job, self._estimator.facts, self._lean)
             ),
         )
 
-    def _largest(
-        self, passes: Callable[[Estimate], bool], value: int, starts: Sequence[int]
-    ) -> tuple[int, int | None]:
-        """Return (the largest value whose estimate passes, the next that did not pass; None: none).
+    def _largest(self, starts: Sequence[int]) -> tuple[int, int | None]:
+        """Return (the largest safe value, or 0; the next that is not safe, or None).
 
         Args:
-            value: one that passes, or 0.
-            starts: larger ones to try first, in growing steps.
+            starts: values to try first, in growing steps.
         """
-        too_large = None
-        for start in sorted({*starts, *(known for known in self._known if known > value)}):
-            if not passes(self._estimate(start)):
+        value, too_large = 0, None
+        for start in starts:
+            if not is_safe(self._estimate(start)):
                 too_large = start
                 break
             value = start
         while too_large is not None and too_large - value > STEP[self._knob]:
             between = self._between(value, too_large)
-            if passes(self._estimate(between)):
+            if is_safe(self._estimate(between)):
                 value = between
             else:
                 too_large = between
@@ -196,6 +191,6 @@ class LargestSearch:
         return dataclasses.replace(facts, data=dataclasses.replace(facts.data, rows_measured=0))
 
     def _candidate(self, value: int) -> Candidate:
-        steps = 2 if self._knob == MICRO_BATCH else self._default.gradient_accumulation_steps
-        values = {**self._default.values, self._knob: value}
+        steps = 2 if self._knob == MICRO_BATCH else self._lean.gradient_accumulation_steps
+        values = {**self._lean.values, self._knob: value}
         return Candidate(values=values, gradient_accumulation_steps=steps)

@@ -1,4 +1,4 @@
-"""A way out of a job that does not fit, and the order of such ways. Pure."""
+"""A way out of a job that does not fit, and the answer that holds such ways. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,16 +18,14 @@ class Way:
     """A list of changes after which the job fits.
 
     Attributes:
-        candidate: the fastest that fits then.
+        candidate: the fastest that is safe then, of those that were estimated.
         fields: of the job's file, as they are after the changes (`changed_fields`).
         packages: what it needs that is not on this machine.
-        speed: its tokens/s over those of the job as it is, if that fitted; None: not known.
     """
 
     changes: tuple[Change, ...]
     candidate: Candidate
     estimate: Estimate
-    speed: float | None
     fields: Mapping[str, Any]
     packages: tuple[str, ...] = ()
 
@@ -35,6 +33,21 @@ class Way:
     def learns_the_same(self) -> bool:
         """True if no change touches the learning."""
         return all(change.kind == "speed" for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A machine on which a job is safe as it is.
+
+    Attributes:
+        machine: its name, as `--device` takes it.
+        peak_memory_bytes: on each device, of which `limit_bytes` may be taken.
+    """
+
+    machine: str
+    peak_memory_bytes: int
+    limit_bytes: int
+    tokens_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +61,8 @@ class Advice:
             the fastest.
         tried: lists of changes that were estimated.
         ruled_out: lists whose weights, gradients and moments alone are more than the limit.
+        holder: where no change is enough, the smallest machine on which the job is safe; None: none
+            was looked for, or found.
     """
 
     fits: bool
@@ -58,6 +73,7 @@ class Advice:
     ways: tuple[Way, ...]
     tried: int
     ruled_out: int = 0
+    holder: Holder | None = None
 
     @property
     def safe(self) -> bool:
@@ -74,9 +90,3 @@ def price(way: Way) -> tuple[int, bool, float]:
 def is_checked(estimate: Estimate) -> bool:
     """True if a candidate is safe by a trace."""
     return is_safe(estimate) and estimate.method != CLOSED_FORM
-
-
-def preference(estimate: Estimate) -> tuple[float, bool, int]:
-    """Return the preference for a candidate: the fastest is the best; then what was traced as it
-    is; then the leanest."""
-    return estimate.tokens_per_s or 0.0, estimate.traced, -estimate.peak_memory_bytes

@@ -1,0 +1,193 @@
+"""A job planned for several machines at once: the best configuration on each.
+
+survey once -> bind for each machine -> the traces of all, each made once -> estimates on each
+
+Engines that spread a training over several devices are by formula here (`engines.py`): their
+verdicts are those of a plan before it traces one.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from autotune.errors import UserError
+from autotune.estimate.speed.ceilings import ceilings_of_kind
+from autotune.facts import Facts
+from autotune.facts.machines import Machine
+from autotune.job.job import Job
+from autotune.plan.answer import Answer, answer_of
+from autotune.plan.cache import PlanCache
+from autotune.plan.children import trace_server
+from autotune.plan.choices import Choice
+from autotune.plan.device import device_facts, placed, planned_facts, planned_limit
+from autotune.plan.draft import Draft
+from autotune.plan.estimator import Estimator
+from autotune.plan.narrowing import planned_space
+from autotune.plan.progress import Progress
+from autotune.plan.shared_traces import SharedTraces
+from autotune.plan.trace_choice import Effort
+from autotune.process.child_server import ChildServer
+from autotune.process.run_folder import RunFolder
+from autotune.space.bind import SearchSpace
+from autotune.space.definition import SpaceDefinition
+from autotune.space.knobs import Candidate
+
+BY_FORMULA = Effort(first=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachinePlan:
+    """The plan of a job on one machine.
+
+    Attributes:
+        job: with the machine's number of devices.
+        first: the best choice; where nothing fits, the leanest; None: it cannot be planned.
+        answer: what to use; None: nothing fits.
+        problem: why it cannot be planned.
+    """
+
+    machine: Machine
+    job: Job
+    limit_bytes: int = 0
+    facts: Facts | None = None
+    space: SearchSpace | None = None
+    first: Choice | None = None
+    answer: Answer | None = None
+    problem: str | None = None
+
+    @property
+    def bound_space(self) -> SearchSpace:
+        """The space of a plan that can be made."""
+        assert self.space is not None
+        return self.space
+
+    def with_candidates(self, keeps: Callable[[Candidate], bool]) -> Self:
+        """Return the plan with the candidates that `keeps` keeps; with all, if it keeps none."""
+        if self.space is None:
+            return self
+        candidates = tuple(filter(keeps, self.space.candidates)) or self.space.candidates
+        return dataclasses.replace(
+            self, space=dataclasses.replace(self.space, candidates=candidates)
+        )
+
+
+def plan_machines(
+    job: Job,
+    definition: SpaceDefinition,
+    scratch: Path,
+    machines: Sequence[Machine],
+    *,
+    assume: bool = True,
+    progress: Progress | None = None,
+) -> list[MachinePlan]:
+    """Plan a job for each machine, in their order.
+
+    Args:
+        scratch: a folder for the files of the survey and the traces.
+        assume: whether every package is taken to be there.
+
+    Raises:
+        UserError: the job cannot be, on any machine.
+        MachineError: the training stack cannot be run here.
+    """
+    run, progress = RunFolder(path=scratch), progress or Progress()
+    job, _ = placed(job, "cpu")  # the model and the data are looked at here
+    with trace_server(scratch, elsewhere=True) as server:
+        progress.surveying(job)
+        here = planned_facts(job, run, server, None)
+        traces = SharedTraces(server, scratch / "traces", progress)
+        return plans_on(job, definition, here, machines, traces, server, run, assume=assume)
+
+
+def plans_on(
+    job: Job,
+    definition: SpaceDefinition,
+    here: Facts,
+    machines: Sequence[Machine],
+    traces: SharedTraces,
+    server: ChildServer,
+    run: RunFolder,
+    *,
+    assume: bool = True,
+) -> list[MachinePlan]:
+    """Plan a surveyed job for each machine.
+
+    Args:
+        here: of the survey; the devices of a machine take the place of those in it.
+    """
+    bound = [
+        _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
+        for machine in machines
+    ]
+    kept = [each.with_candidates(_keeps_activations) for each in bound]
+    plans = _answered(kept, traces, server, run)
+    unsafe = [n for n, each in enumerate(plans) if each.first is not None and not each.first.safe]
+    again = _answered([bound[n] for n in unsafe], traces, server, run)
+    for number, each in zip(unsafe, again, strict=True):
+        plans[number] = each
+    return plans
+
+
+def _keeps_activations(candidate: Candidate) -> bool:
+    """True if a candidate keeps its activations on the device: what does not is slower by far, and
+    is looked at only where nothing else is safe."""
+    return not candidate.values.get("activation_offloading")
+
+
+def _bound(job: Job, definition: SpaceDefinition, facts: Facts, machine: Machine) -> MachinePlan:
+    """Return the plan of a machine as far as its space."""
+    if machine.count is not None:
+        devices = job.devices.model_copy(update={"count": machine.count})
+        job = job.model_copy(update={"devices": devices})
+    try:
+        return MachinePlan(
+            machine=machine,
+            job=job,
+            limit_bytes=planned_limit(job, facts),
+            facts=facts,
+            space=planned_space(definition, job, facts),
+        )
+    except UserError as error:
+        problem = "; ".join(problem.what for problem in error.problems)
+        return MachinePlan(machine=machine, job=job, problem=problem)
+
+
+def _answered(
+    plans: Sequence[MachinePlan], traces: SharedTraces, server: ChildServer, run: RunFolder
+) -> list[MachinePlan]:
+    """Return the plans with their answers."""
+    estimators = [_estimator(each, traces, server, run) for each in plans]
+    pairs = list(zip(plans, estimators, strict=True))
+    traces.make(
+        [estimator.tasks(each.bound_space.candidates) for each, estimator in pairs if estimator]
+    )
+    return [
+        each if estimator is None else _with_answer(each, estimator) for each, estimator in pairs
+    ]
+
+
+def _estimator(
+    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder
+) -> Estimator | None:
+    if plan.facts is None:
+        return None
+    return Estimator(
+        job=plan.job,
+        facts=plan.facts,
+        limit=plan.limit_bytes,
+        server=server,
+        folder=run.path / "traces",
+        rows=run.rows,
+        ceilings=ceilings_of_kind(plan.machine.kind),
+        effort=BY_FORMULA,
+        cache=PlanCache.of_user(),
+        trace=traces,
+    )
+
+
+def _with_answer(plan: MachinePlan, estimator: Estimator) -> MachinePlan:
+    choices = Draft(plan.bound_space, estimator).trace().choices
+    answer = answer_of(choices, plan.job, estimator.facts)
+    return dataclasses.replace(plan, first=choices[0], answer=answer)

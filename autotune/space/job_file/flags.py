@@ -1,0 +1,51 @@
+"""A job of flags alone: what they leave open, and what is assumed in its place. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from autotune.job.methods import METHODS, SFT
+from autotune.space.knobs import GLOBAL_BATCH, GROUP, MICRO_BATCH
+
+LENGTH, PROMPT, ROWS, BATCH = 1024, 512, 10_000, 32
+"""Tokens of the longest row, TRL's default; of the longest prompt, where answers are generated;
+rows of an epoch; rows of an optimizer step."""
+
+
+def completed(sets: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the `--set` values of a job without a file and those it needs besides, and what was
+    assumed, as sentences."""
+    given = dict(text.partition("=")[::2] for text in sets)
+    method = METHODS.get(given.get("method", SFT.name), SFT)
+    added: dict[str, str] = {}
+    words = [] if "method" in given else ["`--method sft`"]
+    length = given.get("max_length", str(LENGTH))
+    if method.online:
+        length = given.pop("max_length", str(PROMPT))  # prompts are not cut
+    elif "max_length" not in given:
+        added["max_length"] = length
+    if not any(name.startswith("dataset") for name in given):
+        what = "prompts" if method.online else "rows"
+        length = length if length.isdigit() else str(LENGTH)
+        added["dataset"] = f"{{lengths: {{max: {length}, rows: {ROWS}}}}}"
+        words.append(f"{ROWS:,} {what} of {length} tokens (`--dataset`, `--max-length`)")
+    elif "max_length" in added:
+        words.append(f"rows cut at {length} tokens (`--max-length`)")
+    if GLOBAL_BATCH not in given:
+        added[GLOBAL_BATCH] = str(_batch(given, grouped=method.online and not method.value_model))
+        words.append(f"{added[GLOBAL_BATCH]} to an optimizer step (`--global-batch-size`)")
+    kept = [text for text in sets if text.partition("=")[0] in given]
+    assumed = (f"{', '.join(words)}",) if words else ()
+    return [*kept, *(f"{name}={value}" for name, value in added.items())], assumed
+
+
+def _batch(given: dict[str, str], *, grouped: bool) -> int:
+    """Return the smallest multiple of what a micro-batch of all devices and a group need that is
+    no less than `BATCH`."""
+
+    def number(name: str, default: int) -> int:
+        text = given.get(name, "")
+        return int(text) if text.isdigit() and int(text) > 0 else default
+
+    devices = number("devices.count", 1) * number("devices.nodes", 1)
+    least = math.lcm(devices * number(MICRO_BATCH, 1), number(GROUP, 8) if grouped else 1)
+    return least * -(-BATCH // least)
