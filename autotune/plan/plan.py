@@ -22,11 +22,12 @@ from autotune.plan.choices import Choice, order
 from autotune.plan.device import WORTH_MEASURING, ceilings_of, placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
+from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
 from autotune.plan.questions.smallest import smallest_machine
 from autotune.plan.questions.way import Advice, Holder
-from autotune.plan.questions.ways import MOST_WAYS, Advisor
+from autotune.plan.questions.ways import FASTEST, MOST_WAYS, Advisor
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
@@ -128,7 +129,8 @@ def plan(
         draft = Draft(space, estimator).trace(whole=whole_space)
         answer, advice = (None, None)
         if not only_default:
-            advisor = Advisor(estimator, kind, most=ways)
+            effort = FASTEST if ways > MOST_WAYS else BY_FORMULA
+            advisor = Advisor(estimator, kind, most=ways, effort=effort)
             answer, advice = _concluded(draft, estimator, advisor, advises=ways > 0)
         if advice is not None and not advice.ways and kind is not None:
             kept = None if key is None or not stored else cache.rows(key, list[Holder])

@@ -13,7 +13,7 @@ from autotune.job.job import Job
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.changes import TriedChange, offloading, single_changes
 from autotune.plan.questions.way import Advice
-from autotune.plan.questions.ways import Advisor
+from autotune.plan.questions.ways import FASTEST, Advisor
 from autotune.probe.measure import measure_candidate
 from autotune.probe.protocol import Measurement
 from autotune.process.child_server import ChildServer
@@ -188,7 +188,8 @@ class JobSession(Session):
                 rows=self.run.rows,
             )
             texts = [c.text for c in tried if c.measurement.outcome != "unsupported"]
-            return Advisor(estimator, tried=texts).advice(self.space, seen_to_fail=True)
+            advisor = Advisor(estimator, tried=texts, effort=FASTEST)
+            return advisor.advice(self.space, seen_to_fail=True)
         return None
 
 

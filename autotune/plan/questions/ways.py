@@ -3,9 +3,7 @@
 Changes are those of `changes.py`, alone first; where none is enough, two together. Each changed job
 is bound and estimated as any plan is, but for the candidates that decide about memory alone. What
 cannot fit by its weights, gradients and moments, or by the closed form, is not traced. Of changes
-of one field the first that is enough is named. Engines are by formula, so that nothing is named
-that is kept off the device: for a 7B model's optimizer the formula gave 18 GiB, and the trace more
-than 24.
+of one field the first that is enough is named.
 """
 
 import dataclasses
@@ -33,7 +31,7 @@ from autotune.plan.questions.changes import (
     single_changes,
 )
 from autotune.plan.questions.way import Advice, Way, is_checked, price
-from autotune.plan.trace_choice import RULED_OUT
+from autotune.plan.trace_choice import RULED_OUT, Effort
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -47,6 +45,8 @@ MOST_WAYS = 3
 MOST_LISTS, MOST_LISTS_ON_A_CPU = 12, 4
 """The most lists of one length that are estimated. On a CPU each estimate is a trace: for a job
 with eight candidates 12 lists of two took minutes."""
+FASTEST = Effort(first=2)
+"""The effort of `autotune advise` and of runs: engines are traced for the fastest two."""
 _WAVE = 4
 """Lists that are traced beside each other. Chosen, not measured."""
 _LITTLE_TO_MEMORY = (
@@ -139,6 +139,9 @@ class Advisor:
         kind: of device that is planned for; None: the one that is here.
         tried: single changes, by their texts, that probes found not to be enough.
         most: ways after which it ends.
+        effort: for which candidates engines are traced. By formula alone nothing is named that is
+            kept off the device: for a 7B model's optimizer the formula gave 18 GiB, and the trace
+            more than 24.
     """
 
     def __init__(
@@ -148,9 +151,10 @@ class Advisor:
         *,
         tried: Collection[str] = (),
         most: int = MOST_WAYS,
+        effort: Effort = BY_FORMULA,
     ) -> None:
-        self._estimator, self._kind, self._tried, self._most = estimator, kind, tried, most
-        self._by_formula = dataclasses.replace(estimator, effort=BY_FORMULA)
+        self._kind, self._tried, self._most = kind, tried, most
+        self._estimator = dataclasses.replace(estimator, effort=effort)
         self._lists = self._ruled_out = 0
 
     def advice(
@@ -172,7 +176,7 @@ class Advisor:
             estimates = self._estimator.estimates([lean])
         known = (one for one in space.candidates if one.key in estimates)
         nearest = min(known, key=lambda one: leanness((one, estimates[one.key])))
-        estimate, job = estimates[nearest.key], ChangedJob((), self._by_formula)
+        estimate, job = estimates[nearest.key], ChangedJob((), self._estimator)
         singles = list(self._longer(job, nearest))
         ways = self._ways([one for one in singles if one.changes[0].text not in self._tried])
         if not ways:
@@ -199,7 +203,7 @@ class Advisor:
         changed = {change.field for change in job.changes}
         for change in self._changes(job.job, nearest):
             if change.field not in changed:
-                estimator = dataclasses.replace(self._by_formula, job=change.job)
+                estimator = dataclasses.replace(self._estimator, job=change.job)
                 yield ChangedJob((*job.changes, change), estimator)
 
     def _changes(self, job: Job, nearest: Candidate) -> Iterator[Change]:
@@ -239,7 +243,7 @@ class Advisor:
         self._lists += len(wave)
         self._estimator.progress.looking_at(f"{self._lists} lists of changes")
         groups = [(one.estimator, one.candidates) for one in wave]
-        known = self._by_formula.estimates_together(groups)
+        known = self._estimator.estimates_together(groups)
         return [self._way(one, estimates) for one, estimates in zip(wave, known, strict=True)]
 
     def _way(self, job: ChangedJob, known: Mapping[str, Estimate]) -> Way | None:
