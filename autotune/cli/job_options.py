@@ -155,6 +155,7 @@ def load(
     *,
     device: str | None = None,
     figures: bool = False,
+    says: bool = True,
 ) -> Any:
     """Return the (Job, SpaceDefinition) of the options.
 

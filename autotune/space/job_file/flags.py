@@ -11,13 +11,16 @@ LENGTH, PROMPT, ROWS, BATCH = 1024, 512, 10_000, 32
 rows of an epoch; rows of an optimizer step."""
 
 
+_CHOSEN = {"method": SFT.name, "tuning": "full"}
+
+
 def completed(sets: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the `--set` values of a job without a file and those it needs besides, and what was
     assumed, as sentences."""
     given = dict(text.partition("=")[::2] for text in sets)
     method = METHODS.get(given.get("method", SFT.name), SFT)
     added: dict[str, str] = {}
-    words = [] if "method" in given else ["`--method sft`"]
+    words = [f"`--{name} {value}`" for name, value in _CHOSEN.items() if name not in given]
     length = given.get("max_length", str(LENGTH))
     if method.online:
         length = given.pop("max_length", str(PROMPT))  # prompts are not cut
