@@ -162,6 +162,7 @@ def load(
     Args:
         figures: whether, where TRL has no such trainer any more, the methods that could take its
             place are planned, for `device`.
+        says: whether it is printed what flags alone leave open; else the caller does.
 
     Raises:
         UserError: the job cannot be, or not with this TRL.
@@ -177,7 +178,7 @@ def load(
                 "a job is needed", hint="name a model (`qwen2.5-7b`), or a job file (job.yaml)"
             )
         overrides, assumed = completed(overrides)
-        for assumption in () if figures else assumed:
+        for assumption in assumed if says else ():
             say(f"assumed: {assumption}")
     loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
     refuse_missing(loaded_job, device=device, figures=figures)

@@ -137,7 +137,7 @@ def _planned(
     from autotune.plan.trace_choice import EVERY, PROMISING
 
     def planned_by(tuning: str | None, progress: Any) -> tuple[Any, Any]:
-        job, definition = planned.loaded(tuning)
+        job, definition = planned.loaded(tuning, says=False)
         with scratch_folder() as folder:
             answer = plan(
                 job,

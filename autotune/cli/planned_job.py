@@ -76,11 +76,12 @@ class PlannedJob:
         assume = options["stack"] != INSTALLED
         return cls(**{name: options[name] for name in names}, flags=flags, assume=assume)
 
-    def loaded(self, tuning: str | None = None) -> Any:
+    def loaded(self, tuning: str | None = None, *, says: bool = True) -> Any:
         """Return the (Job, SpaceDefinition).
 
         Args:
             tuning: takes the place of what the options leave open.
+            says: whether it is printed what flags alone leave open; `assumed` has it.
         """
         from autotune.facts.machines import names_several
 
@@ -90,15 +91,14 @@ class PlannedJob:
                 where="--device",
                 hint="name one kind, and their number by --devices; `autotune plan` compares them",
             )
-        return self._loaded(tuning, self.device)
+        return self.loaded_for_machines(tuning, self.device, says=says)
 
-    def _loaded(self, tuning: str | None, device: str | None) -> Any:
-        sets = self.all_sets() if tuning is None else (*self.all_sets(), f"tuning={tuning}")
-        return load(self.job, sets, self.flags, device=device, figures=True)
-
-    def loaded_for_machines(self, tuning: str | None = None) -> Any:
+    def loaded_for_machines(
+        self, tuning: str | None, device: str | None = None, *, says: bool = False
+    ) -> Any:
         """Return the same where `--device` may name several."""
-        return self._loaded(tuning, None)
+        sets = self.all_sets() if tuning is None else (*self.all_sets(), f"tuning={tuning}")
+        return load(self.job, sets, self.flags, device=device, figures=True, says=says)
 
     def all_sets(self) -> tuple[str, ...]:
         """Return the `--set` values, with those of `--devices` and `--nodes`."""
@@ -111,10 +111,13 @@ class PlannedJob:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The sentences about what flags alone leave open."""
+        """The sentences about what flags alone leave open, but for the tuning."""
         from autotune.space.job_file.flags import completed
 
-        return () if self.job is not None else completed(all_sets(self.all_sets(), self.flags))[1]
+        if self.job is not None:
+            return ()
+        open_sets = all_sets(self.all_sets(), self.flags)
+        return completed([*open_sets, "tuning=full"] if self.leaves_tuning_open else open_sets)[1]
 
     @property
     def leaves_tuning_open(self) -> bool:
