@@ -7,7 +7,7 @@ verdicts are those of a plan before it traces one.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -24,7 +24,7 @@ from autotune.plan.choices import Choice
 from autotune.plan.device import device_facts, placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
-from autotune.plan.narrowing import planned_space
+from autotune.plan.narrowing import kept_on_device, planned_space
 from autotune.plan.progress import Progress
 from autotune.plan.shared_traces import SharedTraces
 from autotune.plan.trace_choice import Effort
@@ -32,7 +32,6 @@ from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import Candidate
 
 BY_FORMULA = Effort(first=0)
 
@@ -63,14 +62,14 @@ class MachinePlan:
         assert self.space is not None
         return self.space
 
-    def with_candidates(self, keeps: Callable[[Candidate], bool]) -> Self:
-        """Return the plan with the candidates that `keeps` keeps; with all, if it keeps none."""
+    def kept_on_device(self, *, activations: bool = True) -> Self:
+        """Return the plan with the candidates that keep all on the devices, or all but
+        activations."""
         if self.space is None:
             return self
-        candidates = tuple(filter(keeps, self.space.candidates)) or self.space.candidates
-        return dataclasses.replace(
-            self, space=dataclasses.replace(self.space, candidates=candidates)
-        )
+        candidates = kept_on_device(self.space.candidates, activations=activations)
+        space = dataclasses.replace(self.space, candidates=candidates)
+        return dataclasses.replace(self, space=space)
 
 
 def plan_machines(
@@ -121,19 +120,13 @@ def plans_on(
         _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
         for machine in machines
     ]
-    kept = [each.with_candidates(_keeps_activations) for each in bound]
+    kept = [each.kept_on_device() for each in bound]
     plans = _answered(kept, traces, server, run)
     unsafe = [n for n, each in enumerate(plans) if each.first is not None and not each.first.safe]
-    again = _answered([bound[n] for n in unsafe], traces, server, run)
-    for number, each in zip(unsafe, again, strict=True):
+    wider = [bound[n].kept_on_device(activations=False) for n in unsafe]
+    for number, each in zip(unsafe, _answered(wider, traces, server, run), strict=True):
         plans[number] = each
     return plans
-
-
-def _keeps_activations(candidate: Candidate) -> bool:
-    """True if a candidate keeps its activations on the device: what does not is slower by far, and
-    is looked at only where nothing else is safe."""
-    return not candidate.values.get("activation_offloading")
 
 
 def _bound(job: Job, definition: SpaceDefinition, facts: Facts, machine: Machine) -> MachinePlan:

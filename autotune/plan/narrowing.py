@@ -5,7 +5,7 @@ A run probes these values all the same; so does `autotune plan --all`.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
@@ -15,6 +15,7 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
+from autotune.space.sharding.sharding import sharding_of
 
 SAME_ESTIMATES = ("dataloader_num_workers",)
 """Knobs that change no estimate."""
@@ -122,6 +123,22 @@ def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
     if PADDING_FREE in free:
         changed[PADDING_FREE] = False
     return dataclasses.replace(candidate, values={**candidate.values, **changed})
+
+
+def kept_on_device(
+    candidates: Sequence[Candidate], *, activations: bool = True
+) -> tuple[Candidate, ...]:
+    """Return the candidates that keep all of the training on its devices; all, where none does.
+
+    What is kept on the host is slower, and known less exactly as long as no engine is traced.
+
+    Args:
+        activations: whether activations count, beside weights and states.
+    """
+    kept = [one for one in candidates if not sharding_of(one.values, 2).offloads]
+    if activations:
+        kept = [one for one in kept if not one.values.get("activation_offloading")] or kept
+    return tuple(kept or candidates)
 
 
 def named_knobs(job: Job) -> set[str]:

@@ -14,7 +14,7 @@ from autotune.plan.children import trace_server
 from autotune.plan.choices import is_safe
 from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.estimator import Estimator
-from autotune.plan.narrowing import planned_space
+from autotune.plan.narrowing import kept_on_device, planned_space
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import Effort
 from autotune.process.run_folder import RunFolder
@@ -102,8 +102,9 @@ class LargestSearch:
 
     def __init__(self, estimator: Estimator, space: SearchSpace, knob: str) -> None:
         self._estimator, self._space, self._knob = estimator, space, knob
-        cut = [one for one in space.candidates if not one.values.get("padding_free")]
-        self._lean = min(cut or space.candidates, key=expected_leanness)
+        kept = kept_on_device(space.candidates)
+        cut = [one for one in kept if not one.values.get("padding_free")]
+        self._lean = min(cut or kept, key=expected_leanness)
         if knob == "max_length" and self._lean.values.get("padding_free"):
             raise user_error(
                 "without padding no row is cut to max_length, so no length is the largest",

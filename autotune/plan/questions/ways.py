@@ -22,7 +22,7 @@ from autotune.plan.choices import leanness
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
 from autotune.plan.machines import BY_FORMULA
-from autotune.plan.narrowing import planned_space
+from autotune.plan.narrowing import kept_on_device, planned_space
 from autotune.plan.questions.changes import (
     Change,
     changed_fields,
@@ -84,8 +84,7 @@ class ChangedJob:
         what decides about memory; where each is a trace of its own, the leanest alone."""
         if self.space is None:
             return ()
-        kept = [one for one in self.space.candidates if not _offloads(one)]
-        ordered = sorted(kept or self.space.candidates, key=_fused_leanness)
+        ordered = sorted(kept_on_device(self.space.candidates), key=_fused_leanness)
         lean, facts = ordered[0], self.estimator.facts
         if METHODS[self.job.method].online or facts.device.kind == "cpu":
             return [lean]
@@ -112,9 +111,10 @@ class ChangedJob:
         """True if the leanest candidate is worth a trace: by the closed form it may fit, or devices
         divide it, which that form leaves out."""
         facts, lean = self.estimator.facts, self.candidates[0]
-        if self.estimator.effort == BY_FORMULA and _offloads(lean):
+        sharding = sharding_of(lean.values, self.job.devices.total)
+        if self.estimator.effort == BY_FORMULA and sharding.offloads:
             return False
-        if sharding_of(lean.values, self.job.devices.total).zero_stage:
+        if sharding.zero_stage:
             return True
         residual = prior_residual(facts.device, TYPICAL_PROCESS, self.job.devices.total)
         chosen = settings(self.job, facts, lean)
@@ -125,10 +125,6 @@ def _fused_leanness(candidate: Candidate) -> tuple[Any, ...]:
     """Return the key that sorts candidates by expected memory, those with fused kernels first: of
     what is as lean they are the fastest."""
     return not candidate.values.get("use_liger_kernel"), *expected_leanness(candidate)
-
-
-def _offloads(candidate: Candidate) -> bool:
-    return sharding_of(candidate.values, 2).offloads
 
 
 class Advisor:
