@@ -2,8 +2,8 @@
 
 survey once -> bind for each machine -> the traces of all, each made once -> estimates on each
 
-Engines that spread a training over several devices are by formula here (`engines.py`): their
-verdicts are those of a plan before it traces one.
+Of several devices that share a training only the engine of the first candidate is traced (and of
+the next, until the first one is); the others are by formula.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from autotune.job.job import Job
 from autotune.plan.answer import Answer, answer_of
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import trace_server
-from autotune.plan.choices import Choice
+from autotune.plan.choices import Choice, leanness
 from autotune.plan.device import device_facts, placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
@@ -34,6 +34,8 @@ from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 
 BY_FORMULA = Effort(first=0)
+BEST = Effort(first=1, settled=True)
+"""The effort for several devices: only the best is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,11 @@ class MachinePlan:
     first: Choice | None = None
     answer: Answer | None = None
     problem: str | None = None
+
+    @property
+    def is_safe(self) -> bool:
+        """True if its best choice is safe, or it cannot be planned."""
+        return self.first is None or self.first.safe
 
     @property
     def bound_space(self) -> SearchSpace:
@@ -97,7 +104,9 @@ def plan_machines(
         progress.surveying(job)
         here = planned_facts(job, run, server, None)
         traces = SharedTraces(server, scratch / "traces", progress)
-        return plans_on(job, definition, here, machines, traces, server, run, assume=assume)
+        return plans_on(
+            job, definition, here, machines, traces, server, run, assume=assume, effort=BEST
+        )
 
 
 def plans_on(
@@ -110,21 +119,31 @@ def plans_on(
     run: RunFolder,
     *,
     assume: bool = True,
+    effort: Effort = BY_FORMULA,
 ) -> list[MachinePlan]:
     """Plan a surveyed job for each machine.
 
+    What is kept on the host is looked at where an engine is traced; activations, where nothing else
+    is safe.
+
     Args:
         here: of the survey; the devices of a machine take the place of those in it.
+        effort: which engines are traced.
     """
     bound = [
         _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
         for machine in machines
     ]
-    kept = [each.kept_on_device() for each in bound]
-    plans = _answered(kept, traces, server, run)
-    unsafe = [n for n, each in enumerate(plans) if each.first is not None and not each.first.safe]
+    by_formula = [effort == BY_FORMULA or each.job.devices.total == 1 for each in bound]
+    kept = [
+        each.kept_on_device() if formula else each
+        for each, formula in zip(bound, by_formula, strict=True)
+    ]
+    plans = _answered(kept, traces, server, run, effort)
+    unsafe = [n for n, each in enumerate(plans) if by_formula[n] and not each.is_safe]
     wider = [bound[n].kept_on_device(activations=False) for n in unsafe]
-    for number, each in zip(unsafe, _answered(wider, traces, server, run), strict=True):
+    again = _answered(wider, traces, server, run, effort)
+    for number, each in zip(unsafe, again, strict=True):
         plans[number] = each
     return plans
 
@@ -148,10 +167,14 @@ def _bound(job: Job, definition: SpaceDefinition, facts: Facts, machine: Machine
 
 
 def _answered(
-    plans: Sequence[MachinePlan], traces: SharedTraces, server: ChildServer, run: RunFolder
+    plans: Sequence[MachinePlan],
+    traces: SharedTraces,
+    server: ChildServer,
+    run: RunFolder,
+    effort: Effort,
 ) -> list[MachinePlan]:
     """Return the plans with their answers."""
-    estimators = [_estimator(each, traces, server, run) for each in plans]
+    estimators = [_estimator(each, traces, server, run, effort) for each in plans]
     pairs = list(zip(plans, estimators, strict=True))
     traces.make(
         [estimator.tasks(each.bound_space.candidates) for each, estimator in pairs if estimator]
@@ -162,7 +185,7 @@ def _answered(
 
 
 def _estimator(
-    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder
+    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder, effort: Effort
 ) -> Estimator | None:
     if plan.facts is None:
         return None
@@ -174,7 +197,7 @@ def _estimator(
         folder=run.path / "traces",
         rows=run.rows,
         ceilings=ceilings_of_kind(plan.machine.kind),
-        effort=BY_FORMULA,
+        effort=effort,
         cache=PlanCache.of_user(),
         trace=traces,
     )
@@ -183,4 +206,7 @@ def _estimator(
 def _with_answer(plan: MachinePlan, estimator: Estimator) -> MachinePlan:
     choices = Draft(plan.bound_space, estimator).trace().choices
     answer = answer_of(choices, plan.job, estimator.facts)
-    return dataclasses.replace(plan, first=choices[0], answer=answer)
+    if answer is not None:
+        return dataclasses.replace(plan, first=answer.choice, answer=answer)
+    leanest = min(choices, key=lambda choice: leanness((choice.candidate, choice.estimate)))
+    return dataclasses.replace(plan, first=leanest)
