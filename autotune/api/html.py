@@ -25,7 +25,10 @@ def answer_html(lines: Sequence[str], table: Table | None, below: Sequence[str])
 def _table(table: Table) -> Iterator[str]:
     right = [head.endswith(FIGURE) for head in table.heads]
     heads = [head.removesuffix(FIGURE) for head in table.heads]
-    yield f"<table><thead>{_row('th', heads, right)}</thead><tbody>"
+    caption = (
+        table.caption and f'<caption style="text-align: left">{_text(table.caption)}</caption>'
+    )
+    yield f"<table>{caption}<thead>{_row('th', heads, right)}</thead><tbody>"
     for row in table.rows:
         yield _row("td", row, right)
     yield "</tbody></table>"

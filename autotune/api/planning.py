@@ -16,14 +16,8 @@ from autotune.plan.choices import Choice, shortened
 from autotune.plan.plan import Plan
 from autotune.plan.plan import plan as plan_in
 from autotune.plan.progress import Progress
-from autotune.report.plan_answer import (
-    FIGURES,
-    ROWS,
-    choice_cells,
-    choice_heads,
-    plan_lines,
-    signs_lines,
-)
+from autotune.report.choice_table import FIGURES, ROWS, choice_table
+from autotune.report.plan_answer import plan_lines
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.sections import Table
 from autotune.report.talk import say
@@ -104,16 +98,15 @@ class PlannedAnswer(Answer):
 
     def _table(self) -> tuple[Table, Sequence[str]]:
         shown = shortened(self.plan.choices, ROWS, self.plan.devices)
-        heads = choice_heads(self.plan, shown)
-        cells = [choice_cells(self.plan, choice) for choice in shown]
+        made = choice_table(self.plan, shown)
         left = len(self.plan.choices) - len(shown)
         more = [f"... and {left} more choices: to_frame() has all"] if left else []
         table = Table(
-            caption="",
-            heads=tuple(f"{name}{FIGURE}" if name in FIGURES else name for name in heads),
-            rows=tuple(tuple(row[name] for name in heads) for row in cells),
+            caption=made.shared,
+            heads=tuple(f"{name}{FIGURE}" if name in FIGURES else name for name in made.heads),
+            rows=made.rows,
         )
-        return table, [*signs_lines([choice.estimate for choice in shown]), *more]
+        return table, [*made.notes, *more]
 
 
 def plan(job: Job, device: str | None = None, *, listener: Progress | None = None) -> PlannedAnswer:

@@ -5,14 +5,20 @@ from typing import Any
 import click
 
 from autotune.cli.command import echo, guarded, print_json, say
-from autotune.cli.job_options import json_option
-from autotune.errors import EXIT_CHECK_FAILED
+from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
+from autotune.errors import EXIT_CHECK_FAILED, EXIT_DONE, EXIT_INTERRUPTED, user_error
 
 
 @click.command("doctor")
-@json_option
+@planned_options
+@click.option(
+    "--speed",
+    metavar="TOKENS_PER_S",
+    help="The measured speed of JOB on all its devices, real tokens a second (2900, 2.9k): is it "
+    "normal?",
+)
 @guarded
-def command(as_json: bool) -> int:
+def command(speed: str | None, as_json: bool, **options: Any) -> int:
     """Say what of this machine and its stack stops a training or slows it down.
 
     Each finding is `ok`, `warn` (slower, or not for every job), `fail` (trainings do not
@@ -20,7 +26,19 @@ def command(as_json: bool) -> int:
     and where it was looked up. With --json it has the machine and the versions of its stack, too,
     as a bug report needs them. The exit code is 0 without a `fail`, 1 with one, 3 where the machine
     cannot be looked at.
+
+    With --speed and JOB (or `--model` and `--max-length`) it looks at no machine: it says whether
+    that speed is normal, by the plan of the job as it stands, by what runs that are recorded
+    reached on such a GPU, and what the best configuration would give.
     """
+    if speed is not None:
+        return _check_speed(speed, options, as_json)
+    if (given := _given(options)) is not None:
+        raise user_error(
+            "a job is looked at beside its speed only",
+            where=given,
+            hint="add `--speed TOKENS_PER_S`; `autotune plan` plans a job",
+        )
     from autotune.doctor.checks import Finding, count
     from autotune.doctor.examine import judge, look
     from autotune.plain_data import to_plain
@@ -39,6 +57,31 @@ def command(as_json: bool) -> int:
             echo(f"        source: {finding.source}")
     echo(f"{len(findings)} checks: {failed} fail, {warned} warn")
     return EXIT_CHECK_FAILED if failed else 0
+
+
+def _given(options: dict[str, Any]) -> str | None:
+    """Return an option of a job that was given; None: none was."""
+    given = (name for name, value in options.items() if value and name != "stack")
+    return next(("JOB" if name == "job" else f"--{name.replace('_', '-')}" for name in given), None)
+
+
+def _check_speed(text: str, options: dict[str, Any], as_json: bool) -> int:
+    from autotune.plan.plan import plan
+    from autotune.report.speed_check import SpeedCheck, parsed_speed
+
+    speed, planned = parsed_speed(text), PlannedJob.of(options)
+    job, definition = planned.loaded()
+    places: dict[str, Any] = {"device": planned.device, "assume": planned.assume}
+    with scratch_folder() as folder, shown_progress() as progress:
+        shown = {**places, "progress": progress}
+        plain = plan(job, definition, folder / "plain", only_default=True, **shown)
+        best = plan(job, definition, folder / "best", only_default=planned.job is None, **shown)
+    check = SpeedCheck(tokens_per_s=speed, plain=plain, best=best)
+    if as_json:
+        print_json(check.data())
+    else:
+        echo("\n".join(check.lines()))
+    return EXIT_INTERRUPTED if plain.stopped or best.stopped else EXIT_DONE
 
 
 def _described(gpus: tuple[Any, ...]) -> dict[str, Any]:

@@ -39,7 +39,9 @@ from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user
     is_flag=True,
     help="Trace DeepSpeed and FSDP for every candidate, not for the most promising only (slow).",
 )
-@click.option("--top", type=click.IntRange(min=1), help="Only that many rows, from the first.")
+@click.option(
+    "--top", type=click.IntRange(min=1), help="That many rows, from the first (default: 12)."
+)
 @click.option(
     "--emit",
     metavar="DIR",

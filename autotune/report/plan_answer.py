@@ -1,15 +1,17 @@
 """The answer of a plan in sentences, and its choices in words and as data. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.records.events import LOGITS
+from autotune.facts.utilisation import mfu_of
 from autotune.plan.answer import Answer, speed_error
-from autotune.plan.choices import CHECKPOINTING, Choice, leanness
+from autotune.plan.choices import Choice, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
 from autotune.report.advice import holder_line, looked_at, way_lines
+from autotune.report.utilisation import mfu_line, mfu_text
 from autotune.report.words import (
     batch_text,
     candidate_text,
@@ -20,12 +22,6 @@ from autotune.space.knobs import Candidate
 from autotune.space.quantization import loading_note
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.units import format_bytes, format_seconds, format_speed
-
-ROWS = 20
-"""Choices that a table has at most."""
-SHARDING, WITH = "sharding", "with"
-FIGURES = ("tokens/s", "peak", "p(oom)")
-"""Columns of such a table."""
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -75,6 +71,8 @@ def _figures(plan: Plan, answer: Answer) -> str:
     error = error_text(speed_error(estimate, plan.facts))
     most = "at most " if estimate.left_out else ""
     speed = f"{most}{format_speed(estimate.tokens_per_s)} (estimated, {error})"
+    if (mfu := plan_mfu(plan, estimate)) is not None:
+        speed += f", {mfu_text(mfu)}"
     epoch = "" if answer.epoch_s is None else f"; an epoch takes {format_seconds(answer.epoch_s)}"
     return f"{speed}, {peak}{epoch}"
 
@@ -118,6 +116,13 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
             f"Next best: {_text(plan, answer.next_best)}, {slower}"
             f"{format_bytes(following.peak_memory_bytes)}."
         )
+    if (usual := mfu_line(plan.space.shape.job, plan.facts, speed)) is not None:
+        yield usual
+
+
+def plan_mfu(plan: Plan, estimate: Estimate) -> float | None:
+    """Return the model FLOPs utilisation of an estimated speed; None: not known."""
+    return mfu_of(plan.space.shape.job, plan.facts, estimate.tokens_per_s)
 
 
 def _peak(estimate: Estimate) -> str:
@@ -238,6 +243,7 @@ def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
         "text": _sentence(plan, answer),
         "knobs": answer.choice.candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
+        "mfu": plan_mfu(plan, estimate),
         "speed_error": speed_error(estimate, plan.facts),
         "left_out": list(estimate.left_out),
         "peak_memory_bytes": estimate.peak_memory_bytes,
@@ -272,10 +278,11 @@ def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
     return {
         "batch": batch_text(candidate),
         "processes": sharding_of(candidate.values, plan.devices).num_processes,
-        "sharding": engine(plan, choice),
+        "sharding": engine_name(sharding_of(candidate.values, plan.devices)),
         "words": other_words(candidate, plan.space),
         "knobs": candidate.knobs,
         "tokens_per_s": estimate.tokens_per_s,
+        "mfu": plan_mfu(plan, estimate),
         "peak_memory_bytes": estimate.peak_memory_bytes,
         "at_least": estimate.at_least,
         "parts": dict(estimate.parts),
@@ -283,54 +290,4 @@ def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
         "fits": estimate.fits,
         "safe": choice.safe,
         "folded": choice.folded,
-    }
-
-
-def speed_cell(estimate: Estimate, speed: str) -> str:
-    """Return a speed in a table; `<`: at most, for a cost in time that is not known."""
-    return f"{'<' if estimate.left_out else ''}{speed.removesuffix(' tokens/s')}"
-
-
-def peak_cell(estimate: Estimate) -> str:
-    """Return a peak in a table; `>`: at least, for what was not traced."""
-    return f"{'>' if estimate.at_least else ''}{format_bytes(estimate.peak_memory_bytes)}"
-
-
-def signs_lines(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Yield what `<` and `>` mean below a table, where something has them."""
-    costs = {cost for estimate in estimates for cost in estimate.left_out}
-    if costs:
-        yield f"<: at most; the time of {' and '.join(sorted(costs))} is not known, and not counted"
-    if any(estimate.at_least for estimate in estimates):
-        yield ">: at least; that alone does not fit"
-
-
-def engine(plan: Plan, choice: Choice) -> str:
-    """Return the sharding of a choice."""
-    return engine_name(sharding_of(choice.candidate.values, plan.devices))
-
-
-def choice_heads(plan: Plan, shown: Sequence[Choice]) -> list[str]:
-    """Return the columns of a table of choices; that of the sharding only where it tells them
-    apart."""
-    sharded = plan.devices > 1 or len({engine(plan, choice) for choice in shown}) > 1
-    sharding = [SHARDING] if sharded else []
-    return ["batch", *sharding, "ckpt", "tokens/s", "peak", "p(oom)", "fits", WITH]
-
-
-def choice_cells(plan: Plan, choice: Choice) -> dict[str, str]:
-    """Return a row of that table, by the names of its columns."""
-    candidate, estimate = choice.candidate, choice.estimate
-    speed = estimate.tokens_per_s
-    checkpointing = candidate.values.get(CHECKPOINTING)
-    processes = sharding_of(candidate.values, plan.devices).num_processes
-    return {
-        "batch": batch_text(candidate),
-        SHARDING: f"{processes} {engine(plan, choice)}",
-        "ckpt": "-" if checkpointing is None else "yes" if checkpointing else "no",
-        "tokens/s": "-" if speed is None else speed_cell(estimate, format_speed(speed)),
-        "peak": peak_cell(estimate),
-        "p(oom)": f"{estimate.p_oom:.2f}",
-        "fits": "yes" if choice.safe else "maybe" if estimate.fits else "no",
-        WITH: ", ".join(other_words(candidate, plan.space)),
     }

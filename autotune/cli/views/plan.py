@@ -5,30 +5,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from autotune.estimate.estimate import Estimate
-from autotune.plan.choices import Choice, leanness, shortened
+from autotune.plan.choices import leanness, shortened
 from autotune.plan.plan import Plan
 from autotune.report.advice import advice_plain
 from autotune.report.candidate_lines import describe
-from autotune.report.plan_answer import (
+from autotune.report.choice_table import (
     FIGURES,
     ROWS,
-    SHARDING,
     WITH,
-    answer_plain,
-    choice_cells,
-    choice_heads,
-    choice_row,
-    next_line,
+    ChoiceTable,
+    choice_table,
     peak_cell,
-    plan_lines,
-    shortfall_text,
     signs_lines,
     speed_cell,
+)
+from autotune.report.plan_answer import (
+    answer_plain,
+    choice_row,
+    next_line,
+    plan_lines,
+    shortfall_text,
     ways_out_lines,
 )
 from autotune.report.words import install_text
@@ -116,10 +117,11 @@ def plan_view(
         yield _parts_table(chosen[0][1] if chosen else next(iter(plan.estimates.values())))
     else:
         yield "\n".join(_sentences(plan, command)) + "\n"
-        yield _candidates_table(plan, chosen) if every else _choices_table(plan, fits, top)
-        shown = [pair[1] for pair in chosen] if every else [c.estimate for c in plan.choices]
-        if lines := list(signs_lines(shown)):
-            yield "\n".join(lines) + "\n"
+        if every:
+            yield _candidates_table(plan, chosen)
+            yield from (f"{line}\n" for line in signs_lines([pair[1] for pair in chosen]))
+        else:
+            yield from _choices(plan, fits, top)
     divided = divisions(plan.ranked(), plan.devices)
     if divided:
         yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
@@ -153,14 +155,16 @@ def _spoken(plan: Plan) -> Iterator[str]:
         yield from plan_lines(plan)
 
 
-def _choices_table(plan: Plan, fits: bool, top: int | None) -> RenderableType:
+def _choices(plan: Plan, fits: bool, top: int | None) -> Iterator[RenderableType]:
     folded = [choice for choice in plan.choices if choice.estimate.fits or not fits]
     shown = shortened(folded, top or ROWS, plan.devices)
-    table = choices_table(plan, shown)
-    if len(shown) == len(folded):
-        return table
-    left = f"... and {len(folded) - len(shown)} more choices (--all: every candidate)\n"
-    return Group(table, left)
+    made = choice_table(plan, shown)
+    if made.shared:
+        yield f"\n{escape(made.shared)}"
+    yield choices_table(made)
+    if len(shown) < len(folded):
+        yield f"... and {len(folded) - len(shown)} more choices (--all: every candidate)\n"
+    yield from (f"{escape(line)}\n" for line in made.notes)
 
 
 def _count_line(plan: Plan) -> str:
@@ -262,28 +266,14 @@ def _why_not(plan: Plan) -> Iterator[str]:
         yield "\n".join(ways_out_lines(plan)) + "\n"
 
 
-SHARDING_WIDTH, LEAST_WIDTH = 16, 14
-"""Columns for what is wrapped, so that no figure is cut at 80."""
-
-
-def choices_table(plan: Plan, shown: Sequence[Choice]) -> Table:
-    """Return a row for each choice, with what the best of it has besides."""
+def choices_table(made: ChoiceTable) -> Table:
+    """Return a row for each choice."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = choice_heads(plan, shown)
-    for name in heads:
-        if name == WITH:
-            table.add_column(name, overflow="fold", min_width=LEAST_WIDTH)
-            continue
-        wide = name == SHARDING
-        table.add_column(
-            name,
-            justify="right" if name in FIGURES else "left",
-            no_wrap=not wide,
-            max_width=SHARDING_WIDTH if wide else None,
-        )
-    for choice in shown:
-        cells = choice_cells(plan, choice)
-        table.add_row(*(escape(cells[name]) for name in heads))
+    for name in made.heads:
+        justify: JustifyMethod = "right" if name in FIGURES else "left"
+        table.add_column(name, justify=justify, no_wrap=name != WITH, overflow="fold")
+    for row in made.rows:
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -111,6 +111,9 @@ class AnswerJson(_Strict):
     """The answer as a sentence."""
     knobs: Knobs
     tokens_per_s: float | None
+    mfu: float | None
+    """Model FLOPs utilisation: the share of the dense peak in 16 bits, of all devices; null: not
+    known."""
     speed_error: float | None
     """How far the speed may be off, as a share; null: nothing is known of that."""
     left_out: list[str]
@@ -152,6 +155,7 @@ class ChoiceRowJson(_Strict):
     """What else differs from the stack's defaults."""
     knobs: Knobs
     tokens_per_s: float | None
+    mfu: float | None
     peak_memory_bytes: int
     at_least: bool
     parts: dict[str, int]
