@@ -156,6 +156,9 @@ def _spoken(plan: Plan) -> Iterator[str]:
 
 
 def _choices(plan: Plan, fits: bool, top: int | None) -> Iterator[RenderableType]:
+    """Yield the table of choices; where nothing fits, only on request: the ways out stand above."""
+    if plan.answer is None and top is None:
+        return
     folded = [choice for choice in plan.choices if choice.estimate.fits or not fits]
     shown = shortened(folded, top or ROWS, plan.devices)
     made = choice_table(plan, shown)
