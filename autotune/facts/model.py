@@ -159,7 +159,8 @@ def active_parameters(model: Any) -> int | None:
     routed = sum(count for parts, count in sizes if "experts" in parts)
     if not routed or not experts or not 0 < chosen < experts:
         return None
-    return sum(count for _, count in sizes) - routed * (experts - chosen) // experts
+    everything = sum(count for _, count in sizes)
+    return int(everything - routed * (experts - chosen) // experts)
 
 
 def model_config(path: str, method: str, **kinds: Any) -> Any:
