@@ -120,8 +120,12 @@ asked first; where it does not answer, the built-in shape takes its place, and t
 test builds each one without storage and counts its parameters. A run trains the model itself, so it
 takes it from the hub. Another model can be planned from its bare `config.json`.
 
-| model | hub id | parameters |
-|---|---|---|
+A model is found by any usual spelling (`Qwen3 30B A3B`, `llama3.1-8b`, `gpt-oss 20b`), and a mirror
+of the hub (`unsloth/Llama-3.2-1B`) has the shape of the model whose name it bears. Of a mixture of
+experts the last column has the parameters that a token passes.
+
+| model | hub id | parameters | of a token |
+|---|---|---|---|
 """
 PARTS = {"devices": Devices, "budget": Budget, "dataset.lengths": Lengths}
 
@@ -136,7 +140,8 @@ def job_page() -> str:
         text
         + MODELS
         + "".join(
-            f"| `{model.name}` | `{model.hub_id}` | {model.parameters:,} |\n"
+            f"| `{model.name}` | `{model.hub_id}` | {model.parameters:,} | "
+            f"{model.active_parameters or model.parameters:,} |\n"
             for model in known_models()
         )
     )

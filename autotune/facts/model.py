@@ -14,6 +14,10 @@ from autotune.errors import user_error
 from autotune.facts.model_files import check_weights, locate_model, probed_weights
 from autotune.job.methods import METHODS
 
+_FLASH_PACKAGES = ("flash_attention_2", "flash_attention_3")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
+"""Fields of a mixture: its experts, and how many of them a token passes."""
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
 """Types of models whose positions are a computed table that ends."""
 
@@ -53,6 +57,8 @@ class ModelFacts:
     """Folder of the built-in shape of the model that rewards; None: it is where the job says."""
     unquantised: Mapping[str, int] = field(default_factory=dict)
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
+    active_parameters: int | None = None
+    """Of a mixture of experts, those that a token passes, embeddings among them; None: all."""
 
 
 def survey_model(
@@ -77,14 +83,13 @@ def survey_model(
             reward, and gives several.
     """
     path, built_in = locate_model(name, folder, revision, shape_suffices)
-    kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision:
-        kinds["revision"] = revision
+    kinds: dict[str, Any] = {"revision": revision} if revision else {}
+    kinds["trust_remote_code"] = trust_remote_code
     if METHODS[method].classifier:
         check_labels(path, **kinds)
     config = model_config(path, method, **kinds)
     check_architecture(config, method, name)
-    text = config.get_text_config()
+    text = _of_first_layer(config.get_text_config())
     heads = getattr(text, "num_attention_heads", None)
     try:
         model = build_on_meta(config, method)
@@ -108,24 +113,54 @@ def survey_model(
         max_positions=positions,
         attention_modules=_attention_modules(model),
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
-        flash_attention=bool(getattr(model, "_supports_flash_attn", False)),
+        flash_attention=_runs_flash_attention(model),
         cache_bytes_per_token=_cache_bytes(text),
         fixed_positions=fixed_positions,
         attention_heads=heads,
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         unquantised=unquantised_weights(model),
+        active_parameters=active_parameters(model),
     )
+
+
+def _runs_flash_attention(model: Any) -> bool:
+    """True if the FlashAttention packages compute the model's attention: some architectures (with
+    sinks, as gpt-oss) run other kernels only, which a hub gives."""
+    kernels = getattr(model, "_compatible_flash_implementations", None)
+    packages = kernels is None or any(name in kernels for name in _FLASH_PACKAGES)
+    return packages and bool(getattr(model, "_supports_flash_attn", False))
 
 
 def _cache_bytes(text: Any) -> int | None:
     """Return what a token takes in a cache that holds it in every layer. Known error: windows, and
-    layers without attention, are taken to hold all."""
+    layers without attention, are taken to hold all; heads of several sizes to be of the smaller."""
     heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
     layers = getattr(text, "num_hidden_layers", None)
     if not (heads and hidden and layers):
         return None
     size = getattr(text, "head_dim", None) or hidden // heads
     return int(2 * 2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * size)
+
+
+def _of_first_layer(text: Any) -> Any:
+    """Return the fields of a config; of one whose layers differ (Gemma 4) those of its first."""
+    return text.per_layer_config[0] if getattr(text, "is_heterogeneous", False) else text
+
+
+def active_parameters(model: Any) -> int | None:
+    """Return the parameters that a token passes: of the experts that it chooses among, its share;
+    None: there are none to choose among."""
+    text = model.config.get_text_config()
+    experts, chosen = (
+        next((n for n in (getattr(text, name, None) for name in names) if n), 0)
+        for names in (_EXPERTS, _CHOSEN)
+    )
+    sizes = [(name.split("."), weight.numel()) for name, weight in model.named_parameters()]
+    routed = sum(count for parts, count in sizes if "experts" in parts)
+    if not routed or not experts or not 0 < chosen < experts:
+        return None
+    everything = sum(count for _, count in sizes)
+    return int(everything - routed * (experts - chosen) // experts)
 
 
 def model_config(path: str, method: str, **kinds: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import Problem, UserError, user_error
-from autotune.facts.known_models import known_model, nearest_model
+from autotune.facts.known_models import known_shape, nearest_models
 from autotune.plain_data import is_writable
 
 _CONFIG_AND_TOKENIZER = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
@@ -53,7 +53,7 @@ def locate_model(
     try:
         snapshot_download(name, revision=revision, allow_patterns=_CONFIG_AND_TOKENIZER)
     except OSError as error:
-        known = known_model(name) if revision is None else None
+        known = known_shape(name) if revision is None else None
         if known is None or not shape_suffices:
             raise _no_answer(name, error) from error
         return str(known.write(folder)), True
@@ -82,10 +82,10 @@ def _no_answer(name: str, error: OSError) -> UserError:
     """Return the hub does not have a model, or does not answer."""
     reason = str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__]
     steps = "download it on a machine with a network and name its folder"
-    if known_model(name) is not None:
+    if known_shape(name) is not None:
         steps += "; `autotune plan` needs neither, as its shape is built in"
-    elif near := nearest_model(name):
-        steps = f"{near} (its shape is built in, for plans); or name a local folder"
+    elif near := nearest_models(name):
+        steps = f"{near} (built-in shapes, for plans); or name a local folder or a bare config.json"
     return user_error(f"the hub does not give `{name}`: {reason[0][:200]}", hint=steps)
 
 

@@ -20,7 +20,7 @@ from autotune.estimate.protocol import EstimateReply, ShapeWork
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts, facts_from_plain, stack
 from autotune.facts.host import cores
-from autotune.facts.known_models import known_model
+from autotune.facts.known_models import known_shape
 from autotune.facts.model_files import MOST_BYTES
 from autotune.job.job import Job, NoData
 from autotune.job.text_file import is_readable
@@ -202,7 +202,7 @@ def _model(job: Job) -> list[str] | None:
     is needed; None: a model of a hub, or files that are not read (pipes, or too large)."""
     if Path(job.model).exists():
         return _contents(Path(job.model))
-    known = known_model(job.model) if isinstance(job.dataset, NoData) else None
+    known = known_shape(job.model) if isinstance(job.dataset, NoData) else None
     return None if known is None else [json.dumps(known.config, sort_keys=True)]
 
 

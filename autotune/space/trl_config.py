@@ -126,6 +126,9 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
+        if facts.model.active_parameters and config["lora_target_modules"] == ["all-linear"]:
+            # peft adapts the experts of most mixtures as parameters, and refuses dropout there.
+            config["lora_dropout"] = job.training.get("lora_dropout", 0.0)
     config |= quantization(job, config, sharding)
     config |= vllm_fields(job, config, facts)
     if config.get("padding_free"):

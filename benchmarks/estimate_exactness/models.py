@@ -89,6 +89,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         intermediate_size=256,
         sliding_window=None,
     ),
+    "qwen3-moe": _decoder(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        **_OWN_HEAD,
+        **FEW_WORDS,
+        num_experts=16,
+        num_experts_per_tok=4,
+        moe_intermediate_size=96,
+    ),
+    "gpt-oss": _decoder(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        **_OWN_HEAD,
+        **FEW_WORDS,
+        num_hidden_layers=4,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        intermediate_size=256,
+        sliding_window=48,
+    ),
 }
 
 _ATTENTION_MODULES = {"phi3": ("qkv_proj", "o_proj"), "gpt2": ("attn.c_attn", "attn.c_proj")}

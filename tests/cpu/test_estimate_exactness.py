@@ -37,6 +37,8 @@ CASES = (
     Case(model="mistral", dtype="bfloat16", bf16=True, checkpointing="on", loss="chunked_nll"),
     Case(model="gpt2", dtype="bfloat16", optimizer="adamw_torch", shape="1x17"),
     Case(model="mixtral", method="lora-all-16", bf16=True, shape="2 uneven"),
+    Case(model="qwen3-moe", shape="2 uneven"),
+    Case(model="gpt-oss", method="lora-all-16", attention="eager", checkpointing="on"),
     Case(model="qwen2", training="reward", shape="4 uneven", checkpointing="on"),
     Case(model="llama", training="reward", method="lora-all-8", dtype="bfloat16"),
     Case(model="qwen3", training="dpo", shape="4 uneven", labelled=0.4, checkpointing="on"),

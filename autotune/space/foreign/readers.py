@@ -35,7 +35,7 @@ def _read_model(reading: Reading, field: str, *, folder: bool = False) -> None:
     if not isinstance(given, str):
         return
     last = given.rstrip("/").rpartition("/")[2]
-    known = known_model(last) or known_model(last.removeprefix("Meta-"))
+    known = known_model(last)
     folder = folder or given.startswith(("/", ".", "~"))
     if folder and not reading.exists(given) and known is not None:
         detail = f"model: {known.hub_id}, by its name"
