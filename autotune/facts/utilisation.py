@@ -65,8 +65,8 @@ def flops_per_token(
 
 
 def counted_parameters(model: ModelFacts) -> int:
-    """Return the parameters that a token takes part of."""
-    return model.parameters
+    """Return the parameters that a token passes."""
+    return model.active_parameters or model.parameters
 
 
 def job_flops_per_token(job: Job, facts: Facts) -> float | None:
