@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.facts.model_files import check_weights, locate_model, probed_weights
+from autotune.facts.model_files import check_weights, locate_model, probed_weights, stored_dtype
 from autotune.job.methods import METHODS
 
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
@@ -53,6 +53,8 @@ class ModelFacts:
     """Folder of the built-in shape of the model that rewards; None: it is where the job says."""
     unquantised: Mapping[str, int] = field(default_factory=dict)
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
+    dtype: str | None = None
+    """As which its checkpoint holds its weights, as torch names it; None: nothing says it."""
 
 
 def survey_model(
@@ -114,7 +116,15 @@ def survey_model(
         attention_heads=heads,
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         unquantised=unquantised_weights(model),
+        dtype=_checkpoint_dtype(config) or stored_dtype(path, revision),
     )
+
+
+def _checkpoint_dtype(config: Any) -> str | None:
+    """Return the type of the weights by a config, or by its part for texts (`torch_dtype` of older
+    ones is read as `dtype` by transformers)."""
+    kinds = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
+    return next((str(kind).removeprefix("torch.") for kind in kinds if kind is not None), None)
 
 
 def _cache_bytes(text: Any) -> int | None:

@@ -233,6 +233,24 @@ def resolve_precision(job: Job, device: DeviceFacts) -> tuple[str, str]:
     return "fp16", "the GPU is older than bf16 (compute capability below 8.0)"
 
 
+def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
+    """Return (the type in which weights are kept unless the job says it, reason)."""
+    precision, _ = resolve_precision(job, facts.device)
+    stored = facts.model.dtype
+    if job.tuning == "full":
+        return "float32", "all weights are trained: small updates are rounded away in 16 bits"
+    if METHODS[job.method].value_model:
+        return "float32", "a value model is trained whole"
+    if precision == "fp32":
+        return "float32", "without mixed precision the type of the weights is that of the products"
+    if stored not in _HALVES.values():
+        return "float32", "the checkpoint is in float32, or says no type"
+    if stored != _HALVES[precision]:
+        return _HALVES[precision], f"the checkpoint is in {stored}, and the device computes in this"
+    return stored, "the base is not trained, and its checkpoint is in this type"
+
+
+_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """PyTorch reads it once, when SDPA is first called."""
 USUAL_TORCH = "2.13"

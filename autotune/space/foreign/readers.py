@@ -324,7 +324,11 @@ def _read_trl(reading: Reading) -> None:
             reading.leave(name, NOTHING, "another field of the length goes before it")
         elif reading.given(name) is not None:
             reading.place(name, "max_length", reading.given(name))
-    if "auto" in (reading.given("dtype"), reading.given("torch_dtype")):
+    automatic = "auto" in (reading.given("dtype"), reading.given("torch_dtype"))
+    if automatic and reading.job.get("tuning") in ("lora", "qlora"):
+        for name in ("dtype", "torch_dtype"):
+            reading.ends((name,), "the default of a base that is not trained")
+    elif automatic:
         for name in ("dtype", "torch_dtype"):
             reading.carry(name, "fixed.dtype", "bfloat16")
         reading.assumed.append("fixed.dtype: bfloat16 (`auto`: nearly all models are stored so)")
