@@ -241,6 +241,10 @@ def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
         return "float32", "all weights are trained: small updates are rounded away in 16 bits"
     if METHODS[job.method].value_model:
         return "float32", "a value model is trained whole"
+    if job.tuning == "lora" and job.training.get("lora_modules_to_save"):
+        return "float32", "modules are trained whole, and PEFT holds them as the base"
+    if job.tuning == "lora" and METHODS[job.method].classifier and precision == "fp16":
+        return "float32", "the classifier's head is held as the base, and fp16 cannot be unscaled"
     if precision == "fp32":
         return "float32", "without mixed precision the type of the weights is that of the products"
     if stored not in _HALVES.values():

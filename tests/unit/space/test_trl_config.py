@@ -250,6 +250,7 @@ GRPO = {
     "reward_funcs": ["get_soft_overlong_punishment"],
 }
 PPO = {"method": "ppo", "max_length": None}
+WHOLE = {"lora_modules_to_save": ["lm_head"]}
 TYPES = (
     # kind, capability, job, type of the checkpoint, type of the weights
     ("cuda", (9, 0), {"tuning": "lora"}, "bfloat16", "bfloat16"),
@@ -268,6 +269,9 @@ TYPES = (
     ),
     ("cuda", (9, 0), {"tuning": "lora", **GRPO}, "bfloat16", "bfloat16"),
     ("cuda", (7, 5), {"tuning": "lora"}, "bfloat16", "float16"),
+    ("cuda", (9, 0), {"tuning": "lora", "method": "reward"}, "bfloat16", "bfloat16"),
+    ("cuda", (7, 5), {"tuning": "lora", "method": "reward"}, "bfloat16", "float32"),
+    ("cuda", (9, 0), {"tuning": "lora", "training": WHOLE}, "bfloat16", "float32"),
     ("cpu", (9, 0), {"tuning": "lora"}, "bfloat16", "float32"),
     ("cpu", (9, 0), {"tuning": "lora", "precision": "bf16"}, "bfloat16", "bfloat16"),
 )
