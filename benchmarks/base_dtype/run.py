@@ -31,9 +31,9 @@ HERE = Path(__file__).parent
 TYPES = ("float32", "bfloat16")
 SEEDS = (1, 2, 3)
 WORDS, LENGTH, BATCH = 1024, 128, 8
-BASE_STEPS, STEPS, LAST = 250, 80, 10
+BASE_STEPS, STEPS, LAST = 400, 80, 10
 TAUGHT = "docs/*.md"
-LEARNED = ("docs/decisions/*.md", "docs/tasks/*.md", "examples/*/README.md")
+LEARNED = ("docs/decisions/*.md", "docs/estimates/*.md", "docs/tasks/*.md", "examples/*/README.md")
 SHAPE = {
     "hidden_size": 192,
     "intermediate_size": 512,
@@ -74,10 +74,10 @@ def run(results: Results) -> None:
     waiting = results.waiting(cases())
     with tempfile.TemporaryDirectory(prefix="base-dtype-") as scratch:
         folder = Path(scratch)
-        write_base(folder / "base", folder / "out")
+        write_base(folder / "base")
         rows, held_out = rows_of_texts(folder / "base", *LEARNED)
         for case in waiting:
-            found = adapters_learn(case, folder / "base", folder / "out", rows, held_out)
+            found = adapters_learn(case, folder / "base", rows, held_out)
             results.add({"name": case.name, **found, "case": asdict(case), **_about()})
             print(f"{case.name}: eval {found['eval_before']:.4f} -> {found['eval_after']:.4f}")
 
@@ -86,7 +86,7 @@ def _about() -> dict[str, Any]:
     return {"about": about_this_run()}
 
 
-def write_base(base: Path, out: Path) -> None:
+def write_base(base: Path) -> None:
     """Write a model that knows some documents, in bfloat16, and its tokenizer."""
     import torch
     import transformers
@@ -98,7 +98,7 @@ def write_base(base: Path, out: Path) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
     rows, held_out = rows_of_texts(base, TAUGHT)
     arguments = {"max_steps": BASE_STEPS, "learning_rate": 2e-3, "seed": 0}
-    trainer = trainer_of(model, out, rows, held_out, **arguments)
+    trainer = trainer_of(model, base, rows, held_out, **arguments)
     trainer.train()
     trainer.model.to(torch.bfloat16).save_pretrained(base)
 
@@ -130,13 +130,15 @@ def rows_of_texts(base: Path, *patterns: str) -> tuple[Any, Any]:
     )
 
 
-def trainer_of(model: Any, out: Path, rows: Any, held_out: Any, **fields: Any) -> Any:
-    """Return TRL's trainer."""
+def trainer_of(
+    model: Any, base: Path, rows: Any, held_out: Any, peft_config: Any = None, **fields: Any
+) -> Any:
+    """Return TRL's trainer, with the tokenizer that lies in `base`."""
+    import transformers
     from trl import SFTConfig, SFTTrainer
 
-    peft = fields.pop("peft_config", None)
     usual = {
-        "output_dir": str(out),
+        "output_dir": str(base.parent / "out"),
         "use_cpu": True,
         "bf16": False,
         "per_device_train_batch_size": BATCH,
@@ -152,17 +154,22 @@ def trainer_of(model: Any, out: Path, rows: Any, held_out: Any, **fields: Any) -
     }
     arguments = SFTConfig(**{**usual, **fields})
     return SFTTrainer(
-        model, args=arguments, train_dataset=rows, eval_dataset=held_out, peft_config=peft
+        model,
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=held_out,
+        processing_class=transformers.AutoTokenizer.from_pretrained(base),
+        peft_config=peft_config,
     )
 
 
-def adapters_learn(case: Case, base: Path, out: Path, rows: Any, held_out: Any) -> dict[str, Any]:
+def adapters_learn(case: Case, base: Path, rows: Any, held_out: Any) -> dict[str, Any]:
     """Return the losses of a training of adapters on a base that is held in the type of `case`."""
     from peft import LoraConfig
 
     trainer = trainer_of(
         str(base),
-        out,
+        base,
         rows,
         held_out,
         bf16=True,
