@@ -79,9 +79,8 @@ def survey_model(
             reward, and gives several.
     """
     path, built_in = locate_model(name, folder, revision, shape_suffices)
-    kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision:
-        kinds["revision"] = revision
+    kinds: dict[str, Any] = {"revision": revision} if revision else {}
+    kinds["trust_remote_code"] = trust_remote_code
     if METHODS[method].classifier:
         check_labels(path, **kinds)
     config = model_config(path, method, **kinds)

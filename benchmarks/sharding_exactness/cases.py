@@ -169,7 +169,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
-    some with other methods, some with other buckets, some in bf16; one rank alone that offloads."""
+    some with other methods, some with other buckets, some in bf16, of those some with a base in
+    bfloat16; one rank alone that offloads."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
@@ -187,6 +188,8 @@ def cases() -> Iterator[Case]:
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, half=True, accumulation=2)
         yield Case(strategy=strategy, half=True, ranks=4, lora=True, checkpointing=True)
+    for strategy in ("ddp", "zero 1", "zero 2", "zero 3", "fsdp", "fsdp, gathered"):
+        yield Case(strategy=strategy, half=True, lora=True, dtype="bfloat16")
     for strategy in ("zero 3", "zero 3, all off", "fsdp", "fsdp, gathered"):
         yield Case(strategy=strategy, quantized=True)
         yield Case(strategy=strategy, quantized=True, ranks=4, model="qwen2", checkpointing=True)
