@@ -19,6 +19,7 @@ from autotune.report.words import (
 from autotune.space.knobs import DTYPE, Candidate
 from autotune.space.quantization import loading_note
 from autotune.space.sharding.sharding import engine_name, sharding_of
+from autotune.space.trl_config import resolve_dtype
 from autotune.units import format_bytes, format_seconds, format_speed
 
 ROWS = 20
@@ -151,8 +152,7 @@ def _dtype_text(plan: Plan, choice: Choice, other: OtherDtype) -> str:
             "Assumed: weights in float32, which is TRL's default. In bfloat16 "
             f"(`recipe: {{dtype: [bfloat16]}}`) {needs}; it learns otherwise."
         )
-    stored = plan.facts.model.dtype
-    why = "as its checkpoint has it" if stored == held else f"for its checkpoint's {stored}"
+    _, why = resolve_dtype(plan.space.job, plan.facts)
     return f"Assumed: the base in {held}, {why}; in {other.dtype}, TRL's default, {needs}."
 
 

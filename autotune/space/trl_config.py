@@ -234,7 +234,7 @@ def resolve_precision(job: Job, device: DeviceFacts) -> tuple[str, str]:
 
 
 def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
-    """Return (the type in which weights are kept unless the job says it, reason)."""
+    """Return (the type in which weights are held unless the job says it, reason)."""
     precision, _ = resolve_precision(job, facts.device)
     stored = facts.model.dtype
     if job.tuning == "full":
@@ -250,8 +250,8 @@ def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
     if stored not in _HALVES.values():
         return "float32", "the checkpoint is in float32, or says no type"
     if stored != _HALVES[precision]:
-        return _HALVES[precision], f"the checkpoint is in {stored}, and the device computes in this"
-    return stored, "the base is not trained, and its checkpoint is in this type"
+        return _HALVES[precision], f"in which the device computes (its checkpoint is in {stored})"
+    return stored, "as its checkpoint has it"
 
 
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
