@@ -97,7 +97,7 @@ def test_it_says_what_limits_it_what_is_next_what_is_assumed_and_how_to_go_on():
             "lora",
             "float16",
             "float32",
-            "the base in float16, in which the device computes (its checkpoint is in bfloat16); in ",
+            "the base in float16, in which the device computes (its checkpoint is in bfloat16)",
         ),
         ("full", "float32", "bfloat16", "weights in float32, which is TRL's default. In bfloat16"),
     ],
