@@ -26,7 +26,6 @@ CASES = (
     # Its scoring once was 3% too low: the logarithm of a sum of exponentials makes a copy.
     Case(beta=0.04, batch="no accumulation", checkpointing=True),
     Case(judged=True, beta=0.04, batch="two steps of a round"),
-    Case(bf16=True, lora=True, dtype="bfloat16", beta=0.04),  # the default on a GPU
     Case(vllm=True, lora=True, checkpointing=True, beta=0.04, batch="two rounds"),
     PPO,
     PpoCase(lora=True, batch="in parts", ragged=False, checkpointing=True),
