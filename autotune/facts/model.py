@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
-from autotune.facts.model_files import check_weights, locate_model, probed_weights
+from autotune.facts.model_files import check_weights, locate_model, probed_weights, stored_dtype
 from autotune.job.methods import METHODS
 
 _FLASH_PACKAGES = ("flash_attention_2", "flash_attention_3")
@@ -59,6 +59,8 @@ class ModelFacts:
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
     active_parameters: int | None = None
     """Of a mixture of experts, those that a token passes, embeddings among them; None: all."""
+    dtype: str | None = None
+    """As which its checkpoint holds its weights, as torch names it; None: nothing says it."""
 
 
 def survey_model(
@@ -120,6 +122,7 @@ def survey_model(
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         unquantised=unquantised_weights(model),
         active_parameters=active_parameters(model),
+        dtype=_checkpoint_dtype(config) or stored_dtype(path, revision),
     )
 
 
@@ -129,6 +132,13 @@ def _runs_flash_attention(model: Any) -> bool:
     kernels = getattr(model, "_compatible_flash_implementations", None)
     packages = kernels is None or any(name in kernels for name in _FLASH_PACKAGES)
     return packages and bool(getattr(model, "_supports_flash_attn", False))
+
+
+def _checkpoint_dtype(config: Any) -> str | None:
+    """Return the type of the weights by a config, or by its part for texts (`torch_dtype` of older
+    ones is read as `dtype` by transformers)."""
+    kinds = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
+    return next((str(kind).removeprefix("torch.") for kind in kinds if kind is not None), None)
 
 
 def _cache_bytes(text: Any) -> int | None:

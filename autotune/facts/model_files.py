@@ -4,6 +4,7 @@ The functions here import huggingface_hub and run in a child process only.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ _TEXTS = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "*.
 MOST_CONFIG, MOST_BYTES = 2**22, 2**28
 """Of a config.json, and of any other text; tokenizers have up to 40 MiB."""
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Types of safetensors, as torch names them."""
 
 
 def locate_model(
@@ -182,6 +185,22 @@ def check_weights(path: str, revision: str | None = None) -> None:
         what = f"holds no whole weights: {error}"
         hint = "copy the file again; for a plan its config.json is enough"
         raise user_error(what, where=str(where), hint=hint) from None
+
+
+def stored_dtype(path: str, revision: str | None = None) -> str | None:
+    """Return the type of the largest weight in the first safetensors file of a model, as torch
+    names it; None: it has none, or one of another type."""
+    from safetensors import safe_open
+
+    folder = Path(path) if Path(path).is_dir() else _cached(path, revision)
+    first = min(folder.glob(_WEIGHTS[0]), default=None) if folder is not None else None
+    if first is None:
+        return None
+    with safe_open(first, framework="np") as file:
+        names = list(file.keys())
+        tensors = [file.get_slice(name) for name in names]
+    largest = max(tensors, key=lambda tensor: math.prod(tensor.get_shape()), default=None)
+    return None if largest is None else _DTYPES.get(largest.get_dtype())
 
 
 def _hub_weights_cached(name: str, revision: str | None) -> bool:

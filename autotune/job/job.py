@@ -171,7 +171,9 @@ class Job(Strict):
     """Train all weights, a LoRA adapter (`lora`), or one on a base that bitsandbytes quantises
     (`qlora`): to 4 bits (nf4, its constants quantised too), with `fixed: {load_in_8bit: true}` to
     8. That package must be installed to train, not to plan. Of `ppo`
-    it is the policy's base: the value model is trained whole, the reward model stays as it is."""
+    it is the policy's base: the value model is trained whole, the reward model stays as it is.
+    Beside an adapter a base is held in its checkpoint's own type where the device computes in 16
+    bits; all else in float32 (the knob `dtype`)."""
     global_batch_size: int | str = Field(default=16)
     """Rows (of pairs: pairs; of `grpo` and `rloo`: completions; of `ppo`: completions of an
     update) per optimizer step over all devices: a hard equality, never rounded.

@@ -10,7 +10,7 @@ from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.choices import Choice, is_safe
-from autotune.space.knobs import GROUP, Candidate
+from autotune.space.knobs import DTYPE, GROUP, Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.sharding.sharding import DEEPSPEED, sharding_of
 from autotune.space.trl_config import settings
@@ -39,6 +39,14 @@ WORTH_NAMING = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherDtype:
+    """The estimate of the same candidate with weights in another type."""
+
+    dtype: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """The configuration that a plan recommends.
 
@@ -48,8 +56,7 @@ class Answer:
         faster: the fastest choice that would be faster, but is not safe: memory limits the answer.
         epoch_s: seconds of an epoch, by estimate.
         job_s: of the whole job, without evaluation and saving.
-        alternative: the same candidate with weights in bfloat16, where they are in float32 by
-            default.
+        alternative: the same candidate with weights in another type, where nobody chose the type.
         packages: what it needs that is not on this machine.
     """
 
@@ -58,7 +65,7 @@ class Answer:
     faster: Choice | None
     epoch_s: float | None
     job_s: float | None
-    alternative: Estimate | None = None
+    alternative: OtherDtype | None = None
     packages: tuple[str, ...] = ()
 
 
@@ -92,16 +99,17 @@ def _faster(folded: Sequence[Choice], speed: float | None) -> Choice | None:
     return None
 
 
-def in_bfloat16(job: Job, candidate: Candidate) -> Candidate | None:
-    """Return the candidate with weights in bfloat16; None where they are not in float32 by default,
-    and for DeepSpeed, which computes with weights in the job's precision whatever they are loaded
-    as."""
-    names = {*job.fixed, *job.recipe, *job.training}
-    if "dtype" in names or candidate.values.get("dtype") != "float32":
+def in_other_dtype(job: Job, candidate: Candidate) -> Candidate | None:
+    """Return the candidate with weights in float32 where they are in 16 bits by default, as a
+    checkpoint is, and else in bfloat16. None where the job says the type, and for DeepSpeed, which
+    computes with weights in the job's precision whatever they are loaded as."""
+    held = candidate.values.get(DTYPE)
+    if DTYPE in {*job.fixed, *job.recipe, *job.training} or held is None:
         return None
     if sharding_of(candidate.values, job.devices.total).distributed_type == DEEPSPEED:
         return None
-    return dataclasses.replace(candidate, values={**candidate.values, "dtype": "bfloat16"})
+    other = "bfloat16" if held == "float32" else "float32"
+    return dataclasses.replace(candidate, values={**candidate.values, DTYPE: other})
 
 
 def training_s(

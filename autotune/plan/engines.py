@@ -30,7 +30,7 @@ from autotune.plan.engine_tasks import (
     nearest_traced,
     with_work_of,
 )
-from autotune.plan.exchange import is_wide, trained_parameters
+from autotune.plan.exchange import trained_parameters
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import (
     LIKELY,
@@ -43,6 +43,7 @@ from autotune.plan.trace_choice import (
 )
 from autotune.plan.variants import Member, VariantTask
 from autotune.process.child_server import ChildServer
+from autotune.space.quantization import trains_wide
 from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
 MOST_SETTLED = 3
@@ -334,7 +335,7 @@ def formula_replies(
 def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
     request, settings = task.request, task.members[0].settings
     zero = zero_of_request(request)
-    width = 4 if is_wide(request.config) else 2
+    width = 4 if trains_wide(request.config) else 2
     gradients = width * trained_parameters(settings.job, settings.facts, request.config)
     points = [
         with_loading(

@@ -16,7 +16,7 @@ from autotune.facts.device_kinds import Interconnect, known_kind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import Candidate
-from autotune.space.quantization import base_bytes
+from autotune.space.quantization import base_bytes, trains_wide
 from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
 from autotune.space.sharding.sharding import DATA_PARALLEL, NONE
 from autotune.space.trl_config import Settings
@@ -113,7 +113,7 @@ def computed_bytes(config: Mapping[str, Any]) -> int:
 def exchanged(settings: Settings) -> Exchange:
     """Return the data that a candidate exchanges."""
     job, facts, config, sharding = settings.job, settings.facts, settings.config, settings.sharding
-    wide, narrow = is_wide(config), computed_bytes(config)
+    narrow = computed_bytes(config)
     trained = trained_parameters(job, facts, config)
     if METHODS[job.method].value_model:  # trained whole, taken to be as large as the policy
         trained += facts.model.parameters
@@ -123,7 +123,7 @@ def exchanged(settings: Settings) -> Exchange:
     base = base_bytes(facts.model, config)
     return Exchange(
         weights=narrow * facts.model.parameters if base is None else base,
-        gradients=(4 if wide and copies else narrow) * trained,
+        gradients=(4 if copies and trains_wide(config) else narrow) * trained,
         trained=trained,
         link_bytes_per_s=link,
         host_bytes_per_s=host_rate(facts),

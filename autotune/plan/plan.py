@@ -15,7 +15,7 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.facts.host import host_limit
 from autotune.job.job import Job, NoData
-from autotune.plan.answer import Answer, answer_of, in_bfloat16
+from autotune.plan.answer import Answer, OtherDtype, answer_of, in_other_dtype
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import trace_server
 from autotune.plan.choices import Choice, order
@@ -33,7 +33,7 @@ from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import DTYPE, Candidate
 from autotune.space.packages import packages_to_install
 from autotune.space.quantization import not_installed
 
@@ -188,8 +188,8 @@ def _concluded(
         estimator.progress.nothing_fits(estimator.limit)
         return None, advisor.advice(draft.space, draft.estimates) if advises else None
     plain = without_flash(first.candidate, draft.space)
-    in_half = in_bfloat16(job, first.candidate)
-    groups = [(estimator, [one]) for one in (plain, in_half) if one is not None]
+    other = in_other_dtype(job, first.candidate)
+    groups = [(estimator, [one]) for one in (plain, other) if one is not None]
     estimates = {k: e for group in estimator.estimates_together(groups) for k, e in group.items()}
     if plain is not None:
         draft.add(plain, estimates[plain.key])
@@ -203,16 +203,17 @@ def _concluded(
 def _with_alternative(
     answer: Answer, estimator: Estimator, estimates: Mapping[str, Estimate]
 ) -> Answer:
-    """Return the answer; where weights are in float32 by default, with the estimate in bfloat16.
+    """Return the answer; where nobody chose the type of the weights, with the estimate in another.
 
     Args:
         estimates: those that are there already, by key.
     """
-    other = in_bfloat16(estimator.job, answer.choice.candidate)
+    other = in_other_dtype(estimator.job, answer.choice.candidate)
     if other is None:
         return answer
     estimate = estimates.get(other.key) or estimator.estimates([other])[other.key]
-    return dataclasses.replace(answer, alternative=estimate)
+    alternative = OtherDtype(dtype=str(other[DTYPE]), estimate=estimate)
+    return dataclasses.replace(answer, alternative=alternative)
 
 
 def _estimator(

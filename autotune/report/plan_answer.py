@@ -6,7 +6,7 @@ from typing import Any
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.records.events import LOGITS
 from autotune.facts.utilisation import mfu_of
-from autotune.plan.answer import Answer, speed_error
+from autotune.plan.answer import Answer, OtherDtype, speed_error
 from autotune.plan.choices import Choice, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
@@ -18,9 +18,10 @@ from autotune.report.words import (
     install_text,
     other_words,
 )
-from autotune.space.knobs import Candidate
+from autotune.space.knobs import DTYPE, Candidate
 from autotune.space.quantization import loading_note
 from autotune.space.sharding.sharding import engine_name, sharding_of
+from autotune.space.trl_config import resolve_dtype
 from autotune.units import format_bytes, format_seconds, format_speed
 
 
@@ -135,22 +136,29 @@ def _slower(speed: float | None, than: float | None) -> str:
 
 
 def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
-    alternative, estimate = answer.alternative, answer.choice.estimate
-    if alternative is not None:
-        speed = alternative.tokens_per_s
-        yield (
-            "Assumed: weights in float32, which is TRL's default. In bfloat16 "
-            "(`recipe: {dtype: [bfloat16]}`) the same needs "
-            f"{format_bytes(alternative.peak_memory_bytes)}"
-            f"{'' if speed is None else f', at {format_speed(speed)}'}; it learns otherwise."
-        )
+    if answer.alternative is not None:
+        yield _dtype_text(plan, answer.choice, answer.alternative)
     for assumption in plan.assumed:
         yield f"Assumed: {assumption}."
     if answer.packages:
         yield install_text(answer.packages)
     older = _older_stack(plan, answer.choice)
-    for note in (*estimate.notes, *plan.space.notes, *([older] if older else [])):
+    for note in (*answer.choice.estimate.notes, *plan.space.notes, *([older] if older else [])):
         yield f"Note: {note}."
+
+
+def _dtype_text(plan: Plan, choice: Choice, other: OtherDtype) -> str:
+    """Return as what weights are held, and what the same needs with the other type."""
+    speed, held = other.estimate.tokens_per_s, choice.candidate.values[DTYPE]
+    needs = f"the same needs {format_bytes(other.estimate.peak_memory_bytes)}"
+    needs += "" if speed is None else f", at {format_speed(speed)}"
+    if held == "float32":
+        return (
+            "Assumed: weights in float32, which is TRL's default. In bfloat16 "
+            f"(`recipe: {{dtype: [bfloat16]}}`) {needs}; it learns otherwise."
+        )
+    _, why = resolve_dtype(plan.space.job, plan.facts)
+    return f"Assumed: the base in {held}, {why}; in {other.dtype}, TRL's default, {needs}."
 
 
 def _older_stack(plan: Plan, choice: Choice) -> str | None:
@@ -254,10 +262,16 @@ def answer_plain(plan: Plan, answer: Answer) -> dict[str, Any]:
         "job_s": answer.job_s,
         "next_best": _choice_plain(answer.next_best),
         "limited_by": _choice_plain(answer.faster),
-        "in_bfloat16": None if answer.alternative is None else answer.alternative.plain(),
+        "other_dtype": _other_plain(answer.alternative),
         "assumed": list(plan.assumed),
         "packages": list(answer.packages),
     }
+
+
+def _other_plain(other: OtherDtype | None) -> dict[str, Any] | None:
+    if other is None:
+        return None
+    return {"dtype": other.dtype, "estimate": other.estimate.plain()}
 
 
 def _choice_plain(choice: Choice | None) -> dict[str, Any] | None:

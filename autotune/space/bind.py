@@ -25,6 +25,7 @@ from autotune.space.definition import (
     ONE_EACH,
     QUARTERS,
     SIZES,
+    UNTRAINED,
     WHOLE_GROUPS,
     SpaceDefinition,
 )
@@ -49,7 +50,7 @@ from autotune.space.position_checks import Positions
 from autotune.space.quantization import divides_base
 from autotune.space.sharding.deepspeed import bucket_sizes, default_size
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
-from autotune.space.trl_config import SettingsOfJob, resolve_precision
+from autotune.space.trl_config import SettingsOfJob, resolve_dtype, resolve_precision
 from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm.server import searched_sizes, server_share
 
@@ -287,6 +288,8 @@ def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_va
         return ["random", "group_by_length"] if facts.data.ragged else ["random"]
     if word == GROWING:
         return _segments(facts)
+    if word == UNTRAINED:
+        return [resolve_dtype(shape.job, facts)[0]]
     if word == SIZES:
         return searched_sizes(shape, facts)
     if word == AS_NEEDED and SERVER in bound_values.get(MODE, ()):

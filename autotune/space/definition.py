@@ -17,6 +17,7 @@ from autotune.job.yaml_file import parse_yaml
 from autotune.space.job_file.training_values import is_plain, wrong_value
 from autotune.space.knobs import (
     COMPLETION,
+    DTYPE,
     GENERATION_BATCH,
     GLOBAL_BATCH,
     GROUP,
@@ -46,12 +47,14 @@ DEFAULT_SIZE = "what transformers fills in"
 LARGER_SIZES = "what transformers fills in, and larger"
 BY_LENGTH = "random, and group_by_length where rows differ in length"
 GROWING = "growing where rows differ in length"
+UNTRAINED = "float32, and the checkpoint's own where the base is not trained"
 _BUCKETS = (DEFAULT_SIZE, LARGER_SIZES)
 WORDS: dict[str, tuple[str, ...]] = {
     MICRO_BATCH: (DIVISORS,),
     "max_length": (JOB_MAX_LENGTH,),
     SAMPLING: (BY_LENGTH,),
     SEGMENTS: (GROWING,),
+    DTYPE: (UNTRAINED,),
     GLOBAL_BATCH: (JOB_BATCH,),
     GENERATION_BATCH: (WHOLE_GROUPS,),
     ROLLOUT_CHUNK: (QUARTERS,),

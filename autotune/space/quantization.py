@@ -72,6 +72,13 @@ def bits_of(config: Mapping[str, Any]) -> int | None:
     return next((n for n, name in zip(_BITS, names, strict=True) if config.get(name)), None)
 
 
+def trains_wide(config: Mapping[str, Any]) -> bool:
+    """True if what is trained is in float32: adapters are beside any base that is not quantised
+    (PEFT 0.21, `cast_adapter_dtype`)."""
+    adapters = bool(config.get("use_peft")) and bits_of(config) is None
+    return adapters or config.get("dtype", "float32") == "float32"
+
+
 def not_installed(job: Job, facts: Facts) -> str | None:
     """Return what a job needs to train that is not installed here, as a sentence."""
     if job.tuning != "qlora" or facts.stack.assumed or QUANTISER not in facts.stack.absent:

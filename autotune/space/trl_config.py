@@ -236,6 +236,28 @@ def resolve_precision(job: Job, device: DeviceFacts) -> tuple[str, str]:
     return "fp16", "the GPU is older than bf16 (compute capability below 8.0)"
 
 
+def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
+    """Return (the type in which weights are held unless the job says it, reason)."""
+    precision, _ = resolve_precision(job, facts.device)
+    stored = facts.model.dtype
+    if job.tuning == "full":
+        return "float32", "all weights are trained: small updates are rounded away in 16 bits"
+    if METHODS[job.method].value_model:
+        return "float32", "a value model is trained whole"
+    if job.tuning == "lora" and job.training.get("lora_modules_to_save"):
+        return "float32", "modules are trained whole, and PEFT holds them as the base"
+    if job.tuning == "lora" and METHODS[job.method].classifier and precision == "fp16":
+        return "float32", "the classifier's head is held as the base, and fp16 cannot be unscaled"
+    if precision == "fp32":
+        return "float32", "without mixed precision the type of the weights is that of the products"
+    if stored not in _HALVES.values():
+        return "float32", "the checkpoint is in float32, or says no type"
+    if stored != _HALVES[precision]:
+        return _HALVES[precision], f"in which the device computes (its checkpoint is in {stored})"
+    return stored, "as its checkpoint has it"
+
+
+_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """PyTorch reads it once, when SDPA is first called."""
 USUAL_TORCH = "2.13"

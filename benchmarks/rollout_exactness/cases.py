@@ -18,7 +18,7 @@ BATCHES = {
     "no accumulation": (8, 1, 8),
     "two steps of a round": (2, 2, 8),
 }
-USUAL = {"bits": 0, "vllm": False, "cache": True}
+USUAL = {"bits": 0, "vllm": False, "cache": True, "dtype": "float32"}
 """What names need not say."""
 
 
@@ -48,6 +48,7 @@ class Case:
     """Whether the trainer takes vLLM's path; what generation holds is then left out of both."""
     cache: bool = True
     """Whether the model generates with a cache, or does each token from the first again."""
+    dtype: str = "float32"
 
     @property
     def name(self) -> str:
@@ -72,6 +73,7 @@ class Case:
             "max_completion_length": COMPLETION,
             "beta": self.beta,
             "bf16": self.bf16,
+            "dtype": self.dtype,
             "optim": self.optimizer,
             "attn_implementation": self.attention,
             "gradient_checkpointing": self.checkpointing,
@@ -132,6 +134,7 @@ def every() -> Iterator[Case]:
         )
     yield Case(bf16=True, beta=0.04)
     yield Case(bf16=True, checkpointing=True, lora=True, ragged=False)
+    yield Case(bf16=True, lora=True, dtype="bfloat16", beta=0.04)
     yield Case(attention="eager", beta=0.04)
     yield Case(optimizer="adamw_torch", batch="two rounds")
     yield Case(method="rloo", optimizer="adafactor", ragged=False)

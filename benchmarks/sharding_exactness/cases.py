@@ -62,8 +62,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One combination; in float32, or with weights in float32 and bf16 (`half`), which transformers
-    would refuse without a GPU (`ranks.py`). What is `quantized` has adapters."""
+    """One combination; in float32, or with bf16 (`half`), which transformers would refuse without a
+    GPU (`ranks.py`), and weights in `dtype`. What is `quantized` has adapters."""
 
     strategy: str
     ranks: int = 2
@@ -76,6 +76,7 @@ class Case:
     overlaps: bool = True
     half: bool = False
     quantized: bool = False
+    dtype: str = "float32"
 
     @property
     def name(self) -> str:
@@ -92,6 +93,7 @@ class Case:
         words += [f"a bucket of {self.bucket}"] * (self.bucket != HIDDEN**2)
         words += ["no overlap"] * (not self.overlaps)
         words += ["bf16"] * self.half
+        words += [f"weights in {self.dtype}"] * (self.dtype != "float32")
         return ", ".join([*words, *[f"{self.accumulation} micro-steps"] * (self.accumulation > 1)])
 
     @property
@@ -109,7 +111,7 @@ class Case:
             "gradient_accumulation_steps": self.accumulation,
             "max_length": 128,
             "bf16": self.half,
-            "dtype": "float32",
+            "dtype": self.dtype,
             "optim": "adamw_torch",
             "attn_implementation": "sdpa",
             "gradient_checkpointing": self.checkpointing,
@@ -167,7 +169,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every strategy with all weights and with adapters, checkpointed or not, on 2 and 4 ranks;
-    some with other methods, some with other buckets, some in bf16; one rank alone that offloads."""
+    some with other methods, some with other buckets, some in bf16, of those some with a base in
+    bfloat16; one rank alone that offloads."""
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, ranks=4, model="qwen2")
         yield Case(strategy=strategy, ranks=4, model="qwen2", lora=True, checkpointing=True)
@@ -185,6 +188,8 @@ def cases() -> Iterator[Case]:
     for strategy in STRATEGIES:
         yield Case(strategy=strategy, half=True, accumulation=2)
         yield Case(strategy=strategy, half=True, ranks=4, lora=True, checkpointing=True)
+    for strategy in ("ddp", "zero 1", "zero 2", "zero 3", "fsdp", "fsdp, gathered"):
+        yield Case(strategy=strategy, half=True, lora=True, dtype="bfloat16")
     for strategy in ("zero 3", "zero 3, all off", "fsdp", "fsdp, gathered"):
         yield Case(strategy=strategy, quantized=True)
         yield Case(strategy=strategy, quantized=True, ranks=4, model="qwen2", checkpointing=True)

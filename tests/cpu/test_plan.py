@@ -226,7 +226,9 @@ def test_the_answer_is_an_object_and_its_alternative_is_estimated(plans: Plans) 
     best = plans("--device", "h200")["candidates"][0]
     assert answer["knobs"] == best["knobs"] and answer["safe"]
     assert answer["epoch_s"] > 0 and answer["job_s"] == pytest.approx(3 * answer["epoch_s"])
-    half, whole = answer["in_bfloat16"], best["estimate"]
+    other, whole = answer["other_dtype"], best["estimate"]
+    half = other["estimate"]
+    assert other["dtype"] == "bfloat16"
     assert half["method"] in {"trace", "scaled trace"}
     assert half["parts"]["weights"] == pytest.approx(whole["parts"]["weights"] / 2, rel=0.01)
     assert plans("--device", "memory=700MiB", "--fits", expect=1)["answer"] is None

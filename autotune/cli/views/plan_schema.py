@@ -104,6 +104,14 @@ class ChoiceJson(_Strict):
     p_oom: float
 
 
+class OtherDtypeJson(_Strict):
+    """A configuration with weights in another type: float32 beside a base in 16 bits, or bfloat16
+    where all weights are trained."""
+
+    dtype: str
+    estimate: EstimateJson
+
+
 class AnswerJson(_Strict):
     """The configuration to use."""
 
@@ -128,8 +136,8 @@ class AnswerJson(_Strict):
     next_best: ChoiceJson | None
     limited_by: ChoiceJson | None
     """What would be faster, and is not safe."""
-    in_bfloat16: EstimateJson | None
-    """The same with weights in bfloat16, where nobody chose float32."""
+    other_dtype: OtherDtypeJson | None
+    """The same with weights in another type, where nobody chose it."""
     assumed: list[str]
     packages: list[str]
     """What has to be installed for it."""

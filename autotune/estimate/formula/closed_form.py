@@ -25,7 +25,7 @@ from autotune.estimate.records.events import (
     WEIGHTS,
 )
 from autotune.estimate.residual import Residual
-from autotune.space.quantization import bits_of
+from autotune.space.quantization import bits_of, trains_wide
 from autotune.space.vllm.memory import VllmShare
 
 RELATIVE_SIGMA = 0.35
@@ -81,10 +81,11 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
     if config.get("gradient_checkpointing", True):
         activations = size.layers * 2 * size.hidden * size.tokens * scale + per_layer
     rows, columns = logits_held(config, size)
-    state = _STATES.get(str(config.get("optim")), 2 * width)
+    trained_width = 4 if trains_wide(config) else width
+    state = _STATES.get(str(config.get("optim")), 2 * trained_width)
     return {
         WEIGHTS: _weights_bytes(config, size, width + (2 if half and width == 4 else 0)),
-        GRADIENTS: size.trained * width,
+        GRADIENTS: size.trained * trained_width,
         OPTIMIZER: size.trained * state,
         ACTIVATIONS: activations,
         LOGITS: size.kept_logits_bytes + 3 * 4 * rows * columns,

@@ -53,6 +53,7 @@ from autotune.estimate.records.events import (
     live_bytes,
     training_start,
 )
+from autotune.space.quantization import trains_wide
 from autotune.space.sharding.deepspeed import MAX_LIVE_PARAMETERS, default_size
 from autotune.space.sharding.sharding import BUCKET_SIZE, DEEPSPEED, FSDP, Sharding
 
@@ -75,7 +76,8 @@ class Zero:
         bucket: gradients that are exchanged at a time.
         overlaps: whether they are while others are computed.
         half: whether it computes in 16 bits.
-        wide: whether its weights are kept in float32 without ZeRO.
+        wide, trained_wide: whether weights, and those that are trained, are kept in float32 without
+            ZeRO.
         offloads: whether optimizer states, and weights, are kept elsewhere.
     """
 
@@ -84,13 +86,19 @@ class Zero:
     bucket: int
     half: bool
     wide: bool
+    trained_wide: bool
     offloads: tuple[bool, bool] = (False, False)
     overlaps: bool = True
 
     @property
     def narrowed(self) -> float:
-        """Bytes of a weight or gradient, over those without ZeRO."""
+        """Bytes of a weight, over those without ZeRO."""
         return 0.5 if self.half and self.wide else 1.0
+
+    @property
+    def narrowed_gradients(self) -> float:
+        """Bytes of a gradient, over those without ZeRO."""
+        return 0.5 if self.half and self.trained_wide else 1.0
 
     @property
     def width(self) -> int:
@@ -100,12 +108,12 @@ class Zero:
     def factors(self) -> dict[str, float]:
         """Return a device's bytes over those without ZeRO, by part."""
         part = 1 / self.devices
-        moments = 2.0 if self.half and not self.wide else 1.0
+        moments = 2.0 if self.half and not self.trained_wide else 1.0
         states, weights = (0.0 if away else 1.0 for away in self.offloads)
         return {
             WEIGHTS: weights * self.narrowed * (part if self.stage == 3 else 1.0),
             # With the optimizer elsewhere, its gradients go there bucket by bucket.
-            GRADIENTS: states * self.narrowed * (part if self.stage >= 2 else 1.0),
+            GRADIENTS: states * self.narrowed_gradients * (part if self.stage >= 2 else 1.0),
             OPTIMIZER: states * moments * part,
             CASTS: 0.0,  # the whole model is in that type
         }
@@ -124,6 +132,7 @@ def zero_of(config: Mapping[str, Any], sharding: Sharding, devices: int, hidden:
         bucket=sharding.reduce_bucket_size or default_size(BUCKET_SIZE, hidden),
         half=half,
         wide=wide,
+        trained_wide=trains_wide(config),
         offloads=(offloads[0] != "none", offloads[1] != "none"),
         overlaps=sharding.overlap_comm,
     )
@@ -141,7 +150,7 @@ def sharded_record(events: list[Event], zero: Zero) -> list[Event]:
         for event in events
     ]
     start = training_start(events)
-    trained = zero.narrowed * gradients / zero.width
+    trained = zero.narrowed_gradients * gradients / zero.width
     gathered = min(zero.narrowed * weights, MAX_LIVE_PARAMETERS * zero.width)
     training = _own_steps(
         scaled[start:],

@@ -324,10 +324,7 @@ def _read_trl(reading: Reading) -> None:
             reading.leave(name, NOTHING, "another field of the length goes before it")
         elif reading.given(name) is not None:
             reading.place(name, "max_length", reading.given(name))
-    if "auto" in (reading.given("dtype"), reading.given("torch_dtype")):
-        for name in ("dtype", "torch_dtype"):
-            reading.carry(name, "fixed.dtype", "bfloat16")
-        reading.assumed.append("fixed.dtype: bfloat16 (`auto`: nearly all models are stored so)")
+    _read_trls_dtype(reading)
     datasets.read_trls(reading)
     given = reading.given("reward_funcs")
     if given is not None and not all(map(is_reward, given if isinstance(given, list) else [given])):
@@ -338,6 +335,20 @@ def _read_trl(reading: Reading) -> None:
         if policy != reading.given("model_name_or_path"):
             reading.assumed.append(f"model: {policy} (the policy begins as `sft_model_path`)")
         reading.carry("sft_model_path", "model", policy, detail="model: the policy begins as it")
+
+
+def _read_trls_dtype(reading: Reading) -> None:
+    names = ("dtype", "torch_dtype")
+    adapters = reading.job.get("tuning") in ("lora", "qlora")
+    if "auto" in map(reading.given, names):
+        if adapters:
+            reading.ends(names, "the default of a base that is not trained")
+            return
+        for name in names:
+            reading.carry(name, "fixed.dtype", "bfloat16")
+        reading.assumed.append("fixed.dtype: bfloat16 (`auto`: nearly all models are stored so)")
+    elif adapters and reading.as_is and not any(map(reading.given, names)):
+        reading.assume("fixed.dtype", "float32", "TRL's default")
 
 
 def _read_peft(reading: Reading) -> None:

@@ -84,12 +84,14 @@ class NewJob:
 
     def _training(self) -> list[str]:
         method = METHODS[self.method]
-        rank = "\n#   lora_r: [8, 16, 32]" if self.tuning != "full" else ""
+        full = self.tuning == "full"
+        kinds = "[float32, bfloat16]" if full else "[bfloat16, float32]  # else its checkpoint's"
+        rank = "" if full else "\n#   lora_r: [8, 16, 32]"
         return [
             f"training:{' ' * (_WIDTH - 9)}# any other field of TRL's {method.config}",
             _line("  learning_rate", method.defaults["learning_rate"], "TRL's default"),
             f"# recipe:{' ' * (_WIDTH - 9)}# what may vary, though it changes what is learned",
-            f"#   dtype: [float32, bfloat16]{rank}",
+            f"#   dtype: {kinds}{rank}",
         ]
 
 

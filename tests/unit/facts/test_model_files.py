@@ -7,7 +7,7 @@ import huggingface_hub.constants
 import pytest
 
 from autotune.errors import UserError
-from autotune.facts.model_files import locate_model, read_config
+from autotune.facts.model_files import locate_model, read_config, stored_dtype
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +109,15 @@ def test_heads_that_cannot_share_keys_are_refused() -> None:
 def test_what_is_no_object_is_named_by_its_file(text: str) -> None:
     _, (problem,) = read_config(text, "m/config.json")
     assert problem.where.startswith("m/config.json")
+
+
+def test_where_a_config_names_no_type_the_largest_weight_says_it(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    assert stored_dtype(str(tmp_path)) is None
+    weights = {"norm": torch.ones(4), "layer": torch.ones(8, 8, dtype=torch.bfloat16)}
+    save_file(weights, tmp_path / "model.safetensors")
+    assert stored_dtype(str(tmp_path)) == "bfloat16"
+    save_file({"layer": torch.ones(8, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    assert stored_dtype(str(tmp_path)) is None

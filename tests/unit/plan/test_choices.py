@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autotune.estimate.variant import LIGER_MODELS
-from autotune.plan.answer import answer_of, in_bfloat16, training_s
+from autotune.plan.answer import answer_of, in_other_dtype, training_s
 from autotune.plan.choices import SAFE, choices, is_safe, shortened
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.space.bind import bind
@@ -140,17 +140,20 @@ def test_an_epoch_is_as_many_steps_as_the_rows_make():
     assert training_s(short, facts, space.default(), estimate) == (2 * 313, 20)
 
 
-def test_only_weights_that_nobody_chose_are_compared_with_bfloat16():
+def test_only_weights_whose_type_nobody_chose_are_compared_with_another():
     candidate = make_space(make_job(), make_facts("cuda")).default()
-    assert in_bfloat16(make_job(), candidate)["dtype"] == "bfloat16"
-    assert in_bfloat16(make_job(recipe={"dtype": ["float32"]}), candidate) is None
+    assert in_other_dtype(make_job(), candidate)["dtype"] == "bfloat16"
+    assert in_other_dtype(make_job(recipe={"dtype": ["float32"]}), candidate) is None
+    lora = make_candidate(dtype="bfloat16")
+    assert in_other_dtype(make_job(tuning="lora"), lora)["dtype"] == "float32"
+    assert in_other_dtype(make_job(tuning="lora", fixed={"dtype": "bfloat16"}), lora) is None
 
 
 def test_deepspeed_computes_in_the_precision_of_the_job_whatever_weights_are_loaded_as():
     job = make_job(devices={"count": 2})
     spread = {"distributed_type": "DEEPSPEED", "zero_stage": 2}
-    assert in_bfloat16(job, make_candidate(**spread)) is None
-    assert in_bfloat16(job, make_candidate(distributed_type="FSDP"))["dtype"] == "bfloat16"
+    assert in_other_dtype(job, make_candidate(**spread)) is None
+    assert in_other_dtype(job, make_candidate(distributed_type="FSDP"))["dtype"] == "bfloat16"
 
 
 def test_of_choices_as_fast_what_stays_on_the_device_comes_before_what_is_offloaded():

@@ -76,11 +76,13 @@ def every_combination(job, facts):
             values = ["random", "group_by_length"]  # rows differ in length here
         elif knob.name == "expandable_segments":
             values = [facts.device.kind == "cuda"]
+        elif knob.name == "dtype":
+            values = ["float32"]  # no checkpoint says another one here
         if knob.name in job.fixed:
             values = [job.fixed[knob.name]]
         elif knob.name in job.recipe:
             values = job.recipe[knob.name]
-        elif knob.kind == "recipe" and knob.name not in ("max_length", "global_batch_size"):
+        elif knob.kind == "recipe" and not isinstance(knob.values, str):
             values = [knob.default]
         axes[knob.name] = values
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

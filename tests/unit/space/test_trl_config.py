@@ -6,7 +6,16 @@ import pytest
 
 from autotune.facts import Facts, facts_from_plain
 from autotune.plan.variants import cuda_rules
-from autotune.space.trl_config import CUDNN_LAST, Settings, settings, threads, without_none
+from autotune.space.bind import bind
+from autotune.space.definition import load_definition
+from autotune.space.trl_config import (
+    CUDNN_LAST,
+    Settings,
+    resolve_dtype,
+    settings,
+    threads,
+    without_none,
+)
 from tests.unit.builders import make_candidate, make_facts, make_job, make_space
 
 OLD = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs"})
@@ -233,3 +242,66 @@ def test_a_trace_takes_the_kernels_that_the_environment_leaves() -> None:
     found = [cuda_rules(made) for made in (same, different)]
     assert [rules and rules["cudnn_first"] for rules in found] == [True, False]
     assert cuda_rules(chosen(make_facts("cpu"))) is None
+
+
+GRPO = {
+    "method": "grpo",
+    "max_length": None,
+    "reward_funcs": ["get_soft_overlong_punishment"],
+}
+PPO = {"method": "ppo", "max_length": None}
+WHOLE = {"lora_modules_to_save": ["lm_head"]}
+TYPES = (
+    # kind, capability, job, type of the checkpoint, type of the weights
+    ("cuda", (9, 0), {"tuning": "lora"}, "bfloat16", "bfloat16"),
+    ("cuda", (9, 0), {"tuning": "qlora"}, "bfloat16", "bfloat16"),
+    ("cuda", (9, 0), {"tuning": "lora"}, "float16", "bfloat16"),
+    ("cuda", (9, 0), {"tuning": "lora"}, "float32", "float32"),
+    ("cuda", (9, 0), {"tuning": "lora"}, None, "float32"),
+    ("cuda", (9, 0), {"tuning": "full"}, "bfloat16", "float32"),
+    ("cuda", (9, 0), {"tuning": "lora", "precision": "fp32"}, "bfloat16", "float32"),
+    (
+        "cuda",
+        (9, 0),
+        {"tuning": "lora", **PPO},
+        "bfloat16",
+        "float32",
+    ),
+    ("cuda", (9, 0), {"tuning": "lora", **GRPO}, "bfloat16", "bfloat16"),
+    ("cuda", (7, 5), {"tuning": "lora"}, "bfloat16", "float16"),
+    ("cuda", (9, 0), {"tuning": "lora", "method": "reward"}, "bfloat16", "bfloat16"),
+    ("cuda", (7, 5), {"tuning": "lora", "method": "reward"}, "bfloat16", "float32"),
+    ("cuda", (9, 0), {"tuning": "lora", "training": WHOLE}, "bfloat16", "float32"),
+    ("cpu", (9, 0), {"tuning": "lora"}, "bfloat16", "float32"),
+    ("cpu", (9, 0), {"tuning": "lora", "precision": "bf16"}, "bfloat16", "bfloat16"),
+)
+
+
+@pytest.mark.parametrize(("kind", "capability", "fields", "stored", "expected"), TYPES)
+def test_a_base_that_is_not_trained_is_held_as_its_checkpoint_is(
+    kind, capability, fields, stored, expected
+):
+    facts = make_facts(kind, capability=capability)
+    facts = replace(facts, model=replace(facts.model, dtype=stored))
+    job = make_job(**fields)
+    dtype, why = resolve_dtype(job, facts)
+    assert (dtype, bool(why)) == (expected, True)
+    space = bind(load_definition(job.method), job, facts)
+    assert {candidate["dtype"] for candidate in space.candidates} == {expected}
+    assert space.default()["dtype"] == expected
+
+
+def test_the_type_that_a_job_says_goes_before_that_of_the_checkpoint():
+    facts = make_facts("cuda")
+    facts = replace(facts, model=replace(facts.model, dtype="bfloat16"))
+    for fields in ({"fixed": {"dtype": "float32"}}, {"recipe": {"dtype": ["float32"]}}):
+        job = make_job(tuning="lora", **fields)
+        assert {c["dtype"] for c in bind(load_definition("sft"), job, facts).candidates} == {
+            "float32"
+        }
+
+
+def test_facts_of_an_earlier_version_say_no_type_of_the_checkpoint():
+    plain = make_facts().plain()
+    del plain["model"]["dtype"]
+    assert facts_from_plain(plain).model.dtype is None

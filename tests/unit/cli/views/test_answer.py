@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autotune.cli.views.plan import plan_plain, plan_view
 from autotune.estimate.speed.step_time import TimeParts
-from autotune.plan.answer import answer_of
+from autotune.plan.answer import OtherDtype, answer_of
 from autotune.plan.choices import choices
 from autotune.plan.plan import Plan
 from autotune.report.choice_table import choice_table, peak_cell, signs_lines, speed_cell
@@ -83,6 +83,38 @@ def test_it_says_what_limits_it_what_is_next_what_is_assumed_and_how_to_go_on():
     assert "Next best: 4 x 2 with checkpointing" in text and "20.0% slower, 16 GiB" in text
     assert "Assumed: nothing else." in text
     assert "Next: `autotune run job.yaml`" in text
+
+
+@pytest.mark.parametrize(
+    ("tuning", "held", "other", "words"),
+    [
+        (
+            "lora",
+            "bfloat16",
+            "float32",
+            "the base in bfloat16, as its checkpoint has it; in float32",
+        ),
+        (
+            "lora",
+            "float16",
+            "float32",
+            "the base in float16, in which the device computes (its checkpoint is in bfloat16)",
+        ),
+        ("full", "float32", "bfloat16", "weights in float32, which is TRL's default. In bfloat16"),
+    ],
+)
+def test_it_says_as_what_weights_are_held_and_what_another_type_needs(tuning, held, other, words):
+    facts = make_facts("cuda", capability=(7, 5) if held == "float16" else (9, 0))
+    facts = replace(facts, model=replace(facts.model, dtype="bfloat16"))
+    plan = made(estimated, make_job(global_batch_size=8, tuning=tuning), facts)
+    assert plan.answer.choice.candidate["dtype"] == held
+    alternative = OtherDtype(dtype=other, estimate=make_estimate(20 * GIB, 7000.0))
+    plan = replace(plan, answer=replace(plan.answer, alternative=alternative))
+    text = " ".join(text_of(plan).split())
+    assert f"Assumed: {words}" in text
+    assert "the same needs 20 GiB, at 7k tokens/s" in text
+    plain = answer_plain(plan, plan.answer)["other_dtype"]
+    assert (plain["dtype"], plain["estimate"]["peak_memory_bytes"]) == (other, 20 * GIB)
 
 
 def test_the_table_has_a_row_for_each_choice_and_is_legible_at_80_columns():

@@ -95,6 +95,8 @@ def test_the_step_is_that_of_a_device_s_part():
         # Moments that were traced in bfloat16 are float32 there.
         ({"dtype": "bfloat16", "bf16": True}, WEIGHTS, (2 * MOMENTS + 2 * WEIGHTS) // 8),
         ({"dtype": "float32"}, WEIGHTS, (MOMENTS + WEIGHTS) // 8),
+        # Adapters are traced in float32 beside any base: their moments stay as they are.
+        ({"dtype": "bfloat16", "bf16": True, "use_peft": True}, WEIGHTS, (MOMENTS + WEIGHTS) // 8),
     ],
 )
 def test_a_float32_copy_of_what_is_trained_is_kept(config, weights, optimizer):
@@ -114,7 +116,7 @@ def test_generation_needs_all_weights_at_once():
 
 def test_of_a_large_model_only_so_many_weights_stay_gathered():
     events = [(ALLOCATE, 1, 40 * 2**30, "weights", "init", 0), (PHASE, "data", 0)]
-    zero = Zero(stage=3, devices=8, bucket=1000, half=True, wide=False)
+    zero = Zero(stage=3, devices=8, bucket=1000, half=True, wide=False, trained_wide=False)
     parts = live_bytes(sharded_record(events, zero)).parts
     gathered = 2 * GATHERED * MAX_LIVE_PARAMETERS
     assert parts == {"weights": 5 * 2**30, "communication": gathered + 2 * 1000}

@@ -194,6 +194,19 @@ def test_trls_yaml() -> None:
     assert job["training"]["learning_rate"] == 2e-4
 
 
+def test_a_base_is_held_as_its_checkpoint_is_unless_a_launch_is_planned_as_it_is() -> None:
+    for lines in (["torch_dtype: auto"], []):
+        text = changed(TRL, lines, without=("torch_dtype",))
+        assert "dtype" not in imported(text).job["fixed"]
+    files = [GivenFile(name="a.yaml", data=read(text))]
+    as_is = import_job(files, Wishes(as_is=True))
+    assert as_is.job["fixed"]["dtype"] == "float32"
+    assert "fixed.dtype: float32 (TRL's default)" in as_is.assumed
+    automatic = read(changed(TRL, ["torch_dtype: auto"], without=("torch_dtype",)))
+    found = import_job([GivenFile(name="a.yaml", data=automatic)], Wishes(as_is=True))
+    assert "dtype" not in found.job["fixed"]
+
+
 def test_trls_method_is_known_by_its_fields_or_asked_for() -> None:
     lines = ["num_generations: 4", "scale_rewards: group", "reward_funcs: [accuracy_reward]"]
     without = ("packing", "max_length")
