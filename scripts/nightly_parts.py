@@ -53,6 +53,7 @@ BENCHMARKS = {
     "--only 'qwen2 full float32 checkpointing-off nll adamw_8bit' --results {out}/rows.jsonl",
     "estimate_rules": "python benchmarks/estimate_rules/run.py --results {out}/rows.jsonl "
     "--only 'qwen2 full bfloat16 checkpointing-off chunked_nll sdpa padded adamw_torch_fused'",
+    "first_line": "python -m benchmarks.first_line.run --only 0.5b-full --results {out}/rows.jsonl",
     "formula_first": "python benchmarks/formula_first/run.py benchmarks/formula_first/job.yaml "
     "--set devices.count=2 --set global_batch_size=2 --set fixed.distributed_type=FSDP "
     "--results {out}/rows.jsonl",

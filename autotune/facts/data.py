@@ -212,7 +212,7 @@ def _of_lengths(
 
     lengths: dict[str, Any] = request.lengths
     generator = random.Random(request.seed)
-    drawn_lengths = draw_lengths(lengths, _rows_made(lengths))
+    drawn_lengths = draw_lengths(lengths, rows_made(lengths))
     generator.shuffle(drawn_lengths)
     if request.method == "sft":
         most = min(len(tokenizer), vocabulary or len(tokenizer))
@@ -233,7 +233,8 @@ def _of_lengths(
     return raw, tokenize(request.method, raw, tokenizer, request.training, scratch)
 
 
-def _rows_made(lengths: dict[str, Any]) -> int:
+def rows_made(lengths: dict[str, Any]) -> int:
+    """Return how many rows are made of stated lengths."""
     typical = TOKENS_MADE // int(lengths.get("p50") or lengths["max"])
     return min(int(lengths["rows"] or 1), max(FEWEST_MADE, min(typical, MOST_MADE)))
 

@@ -22,6 +22,7 @@ from autotune.plan.choices import Choice, order
 from autotune.plan.device import WORTH_MEASURING, ceilings_of, placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
+from autotune.plan.first_estimate import show_first
 from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
@@ -121,6 +122,7 @@ def plan(
     place = f"{kind!r}, {assume=}, {only_default=}, {whole_space=}, {effort!r}, {ways=}"
     key = cache.key(job, definition, None if kind is None else place)
     stored = None if key is None else cache.read(key)
+    show_first(job, definition, kind, None if stored or only_default else progress, assume=assume)
     with trace_server(scratch, elsewhere=kind is not None) as server:
         facts = stored[0] if stored else planned_facts(job, run, server, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
@@ -142,13 +144,12 @@ def plan(
             advice = dataclasses.replace(advice, holder=kept[0] if kept else None)
     if not stored and key and not draft.stopped:
         cache.write(key, facts, estimator.kept)
-    choices = draft.choices
     return Plan(
         facts=facts,
         space=draft.space,
-        choices=choices,
+        choices=draft.choices,
         answer=answer,
-        packages=tuple(packages_to_install(job, facts, choices[0].candidate)),
+        packages=tuple(packages_to_install(job, facts, draft.choices[0].candidate)),
         advice=advice,
         assumed=(*job.assumed, *_assumed_rows(job)),
         estimates=draft.estimates,

@@ -1,8 +1,29 @@
 """The listener to the progress of estimates."""
 
+from dataclasses import dataclass
+
 from autotune.job.job import Job
 from autotune.plan.choices import Choice
 from autotune.space.bind import SearchSpace
+
+MEMORY_ERROR, SPEED_ERROR = 0.2, 0.3
+"""Nine in ten of the formula's figures are no further than that from what an A100, H100 and H200
+have measured; from traces 9 and 13% (`benchmarks/first_line`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstEstimate:
+    """The best choice by formula; its estimate does not fit where nothing does.
+
+    Attributes:
+        row_length: what each row of data that was not looked at is taken to have; None: its lengths
+            are stated.
+    """
+
+    best: Choice
+    space: SearchSpace
+    limit_bytes: int
+    row_length: int | None
 
 
 class Progress:
@@ -10,6 +31,9 @@ class Progress:
 
     def surveying(self, job: Job) -> None:
         """Note that the stack is being loaded, the model looked at and the data tokenized."""
+
+    def by_formula(self, first: FirstEstimate) -> None:
+        """Note the best choice by formula, before anything is loaded or traced."""
 
     def starting_anew(self, reason: str) -> None:
         """Note that no process can be forked here: each imports the stack by itself."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from autotune.plan.choices import Choice
-from autotune.plan.progress import Progress
+from autotune.plan.progress import MEMORY_ERROR, SPEED_ERROR, FirstEstimate, Progress
 from autotune.report.words import candidate_text
 from autotune.space.bind import SearchSpace
 from autotune.units import format_bytes, format_seconds, format_speed
@@ -46,10 +46,28 @@ class EstimateLines(Progress):
         """Show how far it is."""
         self._say(text)
 
+    def by_formula(self, first: FirstEstimate) -> None:
+        self._say(f"so far {first_text(first)}")
+
     def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
-        speed, peak = best.estimate.tokens_per_s, format_bytes(best.estimate.peak_memory_bytes)
-        figures = peak if speed is None else f"{format_speed(speed)}, {peak}"
-        self._say(f"so far: {candidate_text(best.candidate, space, devices)}: {figures}")
+        self._say(f"so far: {_best_text(best, space, devices)}")
 
     def nothing_fits(self, limit_bytes: int) -> None:
         self._say(f"so far: nothing fits in {format_bytes(limit_bytes)}; looking for what would")
+
+
+def first_text(first: FirstEstimate) -> str:
+    """Return the best choice by formula, with how far off the formula is."""
+    errors = f"by formula, memory +-{MEMORY_ERROR:.0%}, speed +-{SPEED_ERROR:.0%}"
+    rows = "" if first.row_length is None else f", rows of {first.row_length:,} tokens"
+    if first.best.estimate.fits:
+        return f"({errors}{rows}): {_best_text(first.best, first.space, 1)}"
+    least, limit = first.best.estimate.peak_memory_bytes, format_bytes(first.limit_bytes)
+    return f"({errors}{rows}): nothing fits in {limit}; the smallest needs {format_bytes(least)}"
+
+
+def _best_text(best: Choice, space: SearchSpace, devices: int) -> str:
+    """Return a choice, with its speed and its memory."""
+    speed, peak = best.estimate.tokens_per_s, format_bytes(best.estimate.peak_memory_bytes)
+    figures = peak if speed is None else f"{format_speed(speed)}, {peak}"
+    return f"{candidate_text(best.candidate, space, devices)}: {figures}"

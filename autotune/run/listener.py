@@ -177,6 +177,7 @@ class Listeners(Listener):
     estimating = _each(Listener.estimating)
     estimated = _each(Listener.estimated)
     improved = _each(Listener.improved)
+    by_formula = _each(Listener.by_formula)
     nothing_fits = _each(Listener.nothing_fits)
     waiting = _each(Listener.waiting)
     surveyed = _each(Listener.surveyed)

@@ -14,7 +14,9 @@ from autotune.errors import user_error
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.choices import Choice
+from autotune.plan.progress import MEMORY_ERROR, SPEED_ERROR, FirstEstimate
 from autotune.process.files import refuse_link_out, writing
+from autotune.report.progress_lines import first_text
 from autotune.report.words import candidate_text
 from autotune.run.listener import Listener, Listeners, Standing
 from autotune.run.verdict import Verification
@@ -84,6 +86,19 @@ class RunEvents(Listener):
             self._counted = now
             left_s = (now - self._began) * (of - done) / done if done else None
             self._events.write("estimated", done=done, of=of, left_s=left_s)
+
+    def by_formula(self, first: FirstEstimate) -> None:
+        estimate = first.best.estimate
+        self._events.write(
+            "by_formula",
+            text=first_text(first),
+            knobs=first.best.candidate.knobs,
+            tokens_per_s=estimate.tokens_per_s,
+            peak_memory_bytes=estimate.peak_memory_bytes,
+            fits=estimate.fits,
+            memory_error=MEMORY_ERROR,
+            speed_error=SPEED_ERROR,
+        )
 
     def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
         estimate = best.estimate

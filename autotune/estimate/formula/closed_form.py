@@ -35,7 +35,7 @@ PER_TOKEN, PER_SCORE = 43, 5
 TILE = (4096, 32768)
 """The tile of TRL's fused head: `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_STATES = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 2}
+STATES = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 2}
 """Bytes of optimizer state for each trained weight; Adam keeps two moments in the weights' type."""
 
 
@@ -82,7 +82,7 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
         activations = size.layers * 2 * size.hidden * size.tokens * scale + per_layer
     rows, columns = logits_held(config, size)
     trained_width = 4 if trains_wide(config) else width
-    state = _STATES.get(str(config.get("optim")), 2 * trained_width)
+    state = STATES.get(str(config.get("optim")), 2 * trained_width)
     return {
         WEIGHTS: _weights_bytes(config, size, width + (2 if half and width == 4 else 0)),
         GRADIENTS: size.trained * trained_width,
@@ -121,24 +121,32 @@ def closed_form(
 ) -> Estimate:
     """Return the estimate of a candidate by formula; `reason`: why it could not be traced."""
     parts = parts_by_formula(config, size)
-    training_bytes = sum(parts.values())
     lasting = sum(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
-    vllm = size.vllm.added_peak(training_bytes, lasting) if size.vllm is not None else 0
-    total = training_bytes + vllm
+    vllm = size.vllm.added_peak(sum(parts.values()), lasting) if size.vllm is not None else 0
+    note = f"could not be traced ({reason}); {KNOWN_ERROR}"
     formula_residual = replace(residual, relative_sigma=RELATIVE_SIGMA)
-    expected = round(formula_residual.corrected(training_bytes)) + vllm
-    p_oom = formula_residual.probability_above(training_bytes, limit_bytes - vllm)
+    return estimate_of_parts({**parts, VLLM: vllm}, formula_residual, limit_bytes, note)
+
+
+def estimate_of_parts(
+    parts: Mapping[str, int], residual: Residual, limit_bytes: int, note: str
+) -> Estimate:
+    """Return the estimate whose peak has these parts, by formula."""
+    total, vllm = sum(parts.values()), parts.get(VLLM, 0)
+    training_bytes = total - vllm
+    expected = round(residual.corrected(training_bytes)) + vllm
+    p_oom = residual.probability_above(training_bytes, limit_bytes - vllm)
     return Estimate(
         peak_allocated_bytes=total,
         peak_reserved_bytes=total,
         peak_memory_bytes=expected,
-        parts={**parts, VLLM: vllm, CONTEXT: expected - total},
+        parts={**parts, CONTEXT: expected - total},
         peak_operator="",
         peak_phase="",
         allocator_retries=0,
         method="closed form",
-        notes=(f"could not be traced ({reason}); {KNOWN_ERROR}",),
-        sigma_bytes=round(formula_residual.sigma(training_bytes)),
+        notes=(note,),
+        sigma_bytes=round(residual.sigma(training_bytes)),
         p_oom=p_oom,
         fits=p_oom < 0.5,
         missing_bytes=max(expected - limit_bytes, 1) if p_oom >= 0.5 else None,

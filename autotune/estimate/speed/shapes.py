@@ -9,8 +9,6 @@ from itertools import combinations
 from operator import mul
 from typing import Self
 
-import numpy as np
-
 from autotune.estimate.speed.step_time import TERMS, TimeParts
 
 Shape = tuple[int, int]
@@ -145,6 +143,8 @@ def nonnegative_fit(
     """
     width = len(values[0][0])
     order = sorted(range(width), key=lambda n: n != first)
+    import numpy as np  # a plan's first line comes before any fit
+
     scaled = np.array([[x / y for x in xs] for xs, y in values if y > _NOTHING])
     best, least_error = (0.0,) * width, math.inf
     if not len(scaled):

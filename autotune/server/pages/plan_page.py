@@ -43,6 +43,7 @@ class PlanProgress:
     Attributes:
         doing: the present activity, in words.
         done, of: candidates that are estimated.
+        first: what is best by formula, in words.
         best: the data of the last `improved` event.
         last: the number of the last event.
     """
@@ -51,6 +52,7 @@ class PlanProgress:
     done: int = 0
     of: int = 0
     left_s: float | None = None
+    first: str = ""
     best: dict[str, Any] | None = None
     improvements: int = 0
     last: int = 0
@@ -61,6 +63,8 @@ class PlanProgress:
         match event.kind:
             case "surveying":
                 self.doing = "Looking at the model and the data"
+            case "by_formula":
+                self.first = data["text"]
             case "measuring":
                 self.doing = "Measuring how fast the device is"
             case "looking_at":

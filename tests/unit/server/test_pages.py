@@ -24,8 +24,8 @@ from autotune.server.pages.plan_form import (
     is_name,
     submission_of,
 )
-from autotune.server.pages.plan_page import WIDTH, memory_bar, slides_of
-from autotune.server.pages.render import said_text, share_text, speed_text
+from autotune.server.pages.plan_page import WIDTH, PlanProgress, memory_bar, slides_of
+from autotune.server.pages.render import fragment, said_text, share_text, speed_text
 from autotune.server.pages.run_progress import RunProgress, plot_of, ticks
 from autotune.server.pages.sign_in import HOME, _local
 from autotune.server.store.events import Line
@@ -391,3 +391,13 @@ def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[...
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
     run = served.submit(job, "run").json()["id"]
     assert 'href="http://127.0.0.1:8080/?a=1&amp;b=2"' in served.client.get(f"/runs/{run}").text
+
+
+def test_the_best_by_formula_is_shown_until_an_estimate_is_there() -> None:
+    state = PlanProgress()
+    text = "(by formula, memory +-20%, speed +-30%): 8 x 2: 6.53k tokens/s, 46.7 GiB"
+    state.take(Event(number=1, utc=0.0, kind="by_formula", data={"text": text}))
+    work = {"state": "running"}
+    shown = fragment("plan_now.html", work=work, state=state, bar=None, ended=False)
+    assert html.escape(text) in shown
+    assert "Nothing yet" in fragment("plan_now.html", work=work, state=PlanProgress(), bar=None)

@@ -1,0 +1,257 @@
+"""Memory and time of a decoder's training step by arithmetic on its shape, without a trace. Pure.
+
+Made for the first line of a plan, which comes before anything can be traced. The form follows from
+what a layer does; its constants are fitted to the traces of `benchmarks/first_line`, which has the
+errors too. Not modelled: eager attention, offloaded activations, several devices, generation.
+
+Memory: weights, gradients, moments, casts; and the larger of two moments of a micro-step: the loss,
+with its logits, and the backward pass of a layer. Time: matmuls and attention at the device's
+rates, other operators by the bytes that they move, the host by how many operators it dispatches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.estimate.records.events import (
+    ACTIVATIONS,
+    CASTS,
+    GRADIENTS,
+    LOGITS,
+    OPTIMIZER,
+    WEIGHTS,
+)
+from autotune.estimate.speed.ceilings import Ceilings
+from autotune.estimate.speed.step_time import BACKWARD, TimeParts
+from autotune.facts.model_shape import ModelShape
+
+CHUNK = 256
+"""Tokens whose logits TRL's chunked loss holds at a time."""
+PER_LOGIT = 13
+"""Bytes of a logit and its gradients in float32, at the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderStep:
+    """A micro-step.
+
+    Attributes:
+        vocabulary: outputs of the head.
+        weights_bytes: of all models that are held.
+        trained: weights that have gradients.
+        state_bytes: of the optimizer, for each of these.
+        tokens: with padding.
+        length: of the rows that attention sees.
+        masked: whether attention is given a mask.
+        flat: whether rows lie one behind the other.
+        wide: whether weights are in float32.
+        half: whether it computes in 16 bits.
+        full: whether all weights are trained, not adapters.
+        rank: of the adapters.
+        quantised: whether weights are unpacked for each use.
+        forwards: forward passes of the model, without those that checkpointing repeats.
+        cudnn: whether attention is cuDNN's.
+        accumulates: whether gradients are added to those of other micro-steps.
+    """
+
+    shape: ModelShape
+    vocabulary: int
+    weights_bytes: int
+    trained: int
+    state_bytes: int
+    tokens: int
+    length: int
+    masked: bool
+    flat: bool
+    wide: bool
+    half: bool
+    full: bool
+    rank: int
+    quantised: bool
+    checkpointing: bool
+    chunked: bool
+    liger: bool
+    forwards: int
+    cudnn: bool
+    accumulates: bool
+
+    @property
+    def head_rows(self) -> int:
+        """Tokens whose logits are made at a time."""
+        if self.chunked:
+            return min(self.tokens, CHUNK)
+        if self.liger:  # as many parts as the vocabulary is larger than the stream, of 2^n tokens
+            parts = -(-self.vocabulary // self.hidden)
+            return 1 << max(-(-self.tokens // parts) - 1, 0).bit_length()
+        return self.tokens
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight and of the residual stream."""
+        return 4 if self.wide else 2
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.shape.facts.layers or 1
+
+    @property
+    def hidden(self) -> int:
+        """The size of the residual stream."""
+        return self.shape.facts.hidden_size or 1
+
+
+FRAGMENTED = 1.05
+"""What the allocator reserves over what is in use."""
+SAVED = {
+    (False, False): (9.6, 8.4, 1.3, 0.75, 2.7),
+    (False, True): (6.2, 7.2, 1.3, 0.75, 2.7),
+    (True, False): (7.6, 11.1, 1.5, 0.5, 2.7),
+    (True, True): (4.6, 9.8, 1.5, 0.5, 2.7),
+}
+"""Bytes that a layer keeps of each of `saved_terms`, by (weights in float32, Liger's kernels)."""
+MOVED = (30.0, 3.7, 3.4, 9.0, 19.5, 50.5, 1.9, 10.6, 1.3, 2.4, 7.1, 0.65, 3.6)
+"""How often each of `moved_terms` is moved."""
+OPERATORS = {True: 138.0, False: 194.0}
+"""What a layer dispatches in a pass, by whether all weights are trained; a backward pass is two."""
+
+
+def saved_terms(step: DecoderStep) -> tuple[float, ...]:
+    """Return the numbers of a token that a layer keeps something of for its backward pass: that are
+    normed, made in the MLP, made by q, k and v, inputs of adapted layers, and of quantised ones."""
+    shape = step.shape
+    made = sum(one.outputs * one.number for one in shape.linears[:2])
+    inputs = 0 if step.full else sum(one.inputs * one.taken for one in shape.linears)
+    adapted = (0, inputs) if step.quantised else (inputs, 0)
+    return float(shape.normed), float(shape.inner), float(made), *map(float, adapted)
+
+
+def peak_parts(step: DecoderStep) -> dict[str, int]:
+    """Return the bytes of each part of a process's peak."""
+    shape, tokens = step.shape, step.tokens
+    saved = tokens * dot(SAVED[step.wide, step.liger], saved_terms(step))
+    if step.flat and step.masked:
+        saved += 2 * tokens**2
+    casts, head = 0.0, step.vocabulary * step.hidden
+    if step.wide and step.half and not step.quantised:
+        inside = shape.facts.parameters
+        casts = 2 * inside if step.full or not step.checkpointing else 2 * inside / step.layers
+    kept, working = step.layers * saved, 0.0
+    if step.checkpointing:
+        kept = step.layers * step.width * step.hidden * tokens
+        working = saved + tokens * (6.0 * max(shape.inner, step.hidden))
+    logits = float(PER_LOGIT * tokens * step.vocabulary)
+    if step.chunked:
+        logits = (
+            PER_LOGIT * min(tokens, CHUNK) * step.vocabulary + (7.5 if step.full else 5.5) * head
+        )
+    elif step.liger:
+        logits = 4 * head if step.full else 0
+    if logits < working:
+        logits, kept = 0, kept + working
+    gradients = step.width * step.trained
+    return {
+        WEIGHTS: step.weights_bytes,
+        GRADIENTS: gradients,
+        OPTIMIZER: step.state_bytes * step.trained,
+        CASTS: round(casts),
+        ACTIVATIONS: round(FRAGMENTED * kept),
+        LOGITS: round(FRAGMENTED * logits),
+    }
+
+
+def dot(rates: tuple[float, ...], terms: tuple[float, ...]) -> float:
+    """Return the sum of terms, each times its rate."""
+    return sum(rate * term for rate, term in zip(rates, terms, strict=True))
+
+
+# -- time
+
+
+def micro_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
+    """Return the seconds of a micro-step."""
+    passes = step.forwards + step.checkpointing
+    layer_ops, moved = OPERATORS[step.full], dot(MOVED, moved_terms(step))
+    return TimeParts(
+        matmul_s=sum(flops / rate for flops, rate in _matmuls(step, ceilings, passes)),
+        attention_s=_attention_s(step, ceilings, passes),
+        memory_s=moved / ceilings.bandwidth[-1].bytes_per_s,
+        overhead_s=step.layers * layer_ops * (passes + 2) * ceilings.overhead_s_per_operator,
+        overlapped=ceilings.kind == "cuda",
+    )
+
+
+def moved_terms(step: DecoderStep) -> tuple[float, ...]:
+    """Return the bytes that each kind of operator reads or writes once.
+
+    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits, whole and
+    in parts; of the head for each part, by TRL's loss and by Liger's, trained and not; of sums of
+    gradients, casts of weights and unpacked weights.
+    """
+    passes = step.forwards + step.checkpointing + 1.5
+    tokens, layers, width = step.tokens, step.layers, step.width
+    normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
+    quicker = 0.5 if step.liger else 1.0
+    logits = 4.0 * tokens * step.vocabulary * step.forwards
+    parameters = step.shape.facts.parameters
+    head = step.vocabulary * step.hidden * width
+    chunks = -(-tokens // step.head_rows) * head
+    by_liger = step.liger and not step.chunked
+    return (
+        quicker * width * normed,
+        quicker * width * inner,
+        width * made,
+        width * sum(inputs),
+        0.0 if step.chunked or step.liger else logits,
+        logits if step.chunked else 0.0,
+        chunks if step.chunked and step.full else 0.0,
+        chunks if step.chunked and not step.full else 0.0,
+        chunks if by_liger and step.full else 0.0,
+        chunks if by_liger and not step.full else 0.0,
+        float(width * step.trained) if step.accumulates else 0.0,
+        2.0 * parameters * (passes if not step.full else 1.0) if step.wide and step.half else 0.0,
+        2.0 * parameters * passes if step.quantised else 0.0,
+    )
+
+
+def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tuple[float, float]]:
+    """Yield (operations, their rate) of all matmuls of a micro-step."""
+    dtype, tokens = "bfloat16" if step.half else "float32", step.tokens
+
+    def product(rows: float, k: int, n: int, times: float) -> tuple[float, float]:
+        rate = ceilings.matmul_flops_per_s(dtype, max(round(rows), 1), k, n)
+        return 2.0 * rows * k * n * times, rate
+
+    trained = 2 if step.full else 1
+    for one in step.shape.linears:
+        rows = tokens * one.taken / one.number
+        times = step.layers * one.number
+        yield product(rows, one.inputs, one.outputs, times * (passes + trained))
+        if not step.full and one.number < 3:
+            for k, n in ((one.inputs, step.rank), (step.rank, one.outputs)):
+                yield product(rows, k, n, times * (passes + 2))
+    parts, often = tokens / step.head_rows, step.forwards + step.chunked + trained
+    yield product(step.head_rows, step.hidden, step.vocabulary, parts * often)
+
+
+def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: int) -> float:
+    dtype, shape = "bfloat16" if step.half else "float32", step.shape
+    heads = shape.facts.attention_heads or 1
+    flops = 4 * step.tokens * step.length * heads * shape.head_dim * (1.0 if step.masked else 0.5)
+    times = {False: float(passes), True: BACKWARD}
+    return step.layers * sum(
+        often
+        * flops
+        / ceilings.attention_flops_per_s(
+            dtype, step.length, backward=backward, masked=step.masked, cudnn=step.cudnn
+        )
+        for backward, often in times.items()
+    )
+
+
+def optimizer_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
+    """Return the seconds of an optimizer step: weights, gradients and moments are read, most of
+    them written, and the gradients clipped before."""
+    moved = (6 * step.width + 2 * step.state_bytes) * step.trained
+    return TimeParts(
+        memory_s=moved / ceilings.bandwidth[-1].bytes_per_s, overlapped=ceilings.kind == "cuda"
+    )
