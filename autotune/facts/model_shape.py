@@ -1,7 +1,7 @@
 """The shape of a decoder by arithmetic on its config.json, before anything of the stack is loaded.
 
-Known families: layers of q, k, v, o and a gated MLP, or of experts of that kind in its place. Norms
-and biases are not counted. Of any other architecture nothing is said.
+Known families: layers of q, k, v, o and a gated MLP. Norms and biases are not counted. Of any other
+architecture, mixtures of experts among them, nothing is said.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,6 @@ class _Family:
     Attributes:
         needed: fields whose default is no plain rule: without them nothing is said.
         tied: whether input and output embeddings are one, where it does not say.
-        experts: the field for how many experts there are; None: there are none.
-        inner: the field for how wide the MLP is, or one expert.
-        shared: the field for how wide the expert is that all tokens take.
         attention: names of the linear layers of attention.
         norms: how many a layer has of the residual stream.
         norms_heads: whether queries and keys are normed, too.
@@ -36,9 +33,6 @@ class _Family:
 
     needed: tuple[str, ...] = ()
     tied: bool = False
-    experts: str | None = None
-    inner: str = _INNER
-    shared: str | None = None
     attention: tuple[str, ...] = ("k_proj", "o_proj", "q_proj", "v_proj")
     norms: int = 2
     norms_heads: bool = False
@@ -57,31 +51,16 @@ _FAMILIES = {
     "qwen3": _Family(needed=(_KEY_VALUES, _HEAD), norms_heads=True),
     "gemma2": _Family(needed=(_KEY_VALUES, _HEAD), tied=True, norms=4, sdpa=False),
     "gemma3_text": _Family(needed=(_KEY_VALUES, _HEAD), tied=True, norms=4, norms_heads=True),
-    "mixtral": _Family(needed=(_KEY_VALUES,), experts="num_local_experts"),
-    "qwen2_moe": _Family(
-        needed=(_KEY_VALUES,),
-        experts="num_experts",
-        inner="moe_intermediate_size",
-        shared="shared_expert_intermediate_size",
-    ),
-    "qwen3_moe": _Family(
-        needed=(_KEY_VALUES, _HEAD),
-        experts="num_experts",
-        inner="moe_intermediate_size",
-        norms_heads=True,
-    ),
 }
 """By `model_type`."""
 
 
 class Linear(NamedTuple):
-    """Linear layers of one size: how many a model's layer has, and how many of them a token
-    takes."""
+    """Linear layers of one size, so many in each of a model's layers."""
 
     inputs: int
     outputs: int
     number: int = 1
-    taken: int = 1
 
     @property
     def weights(self) -> int:
@@ -96,11 +75,9 @@ class ModelShape:
     Attributes:
         facts: as a survey finds them, but for what only the model itself tells.
         linears: of one layer.
-        inner: what a token makes in the MLP of one layer, of all experts that it takes.
+        inner: how wide the MLP of one layer is.
         normed: numbers of a token that the norms of one layer take.
         head_dim: the size of a head of attention.
-        active_parameters: those that a token passes through.
-        dtype: of the checkpoint, as its config says it.
     """
 
     facts: ModelFacts
@@ -108,20 +85,10 @@ class ModelShape:
     inner: int
     normed: int
     head_dim: int
-    active_parameters: int
-    dtype: str | None = None
-
-    @property
-    def mixture(self) -> bool:
-        """True if tokens choose among experts."""
-        return any(one.number > one.taken for one in self.linears)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the number of parameters of LoRA's adapters on all linear layers; experts, which
-        are joined, have none."""
-        each = sum(
-            one.number * (one.inputs + one.outputs) for one in self.linears if one.number < 3
-        )
+        """Return the number of parameters of LoRA's adapters on all linear layers."""
+        each = sum(one.number * (one.inputs + one.outputs) for one in self.linears)
         return rank * each * (self.facts.layers or 1)
 
 
@@ -162,18 +129,16 @@ def shape_of(
     key_values, head = config.get(_KEY_VALUES) or heads, config.get(_HEAD) or hidden // heads
     attention = (
         Linear(hidden, head * heads),
-        Linear(hidden, head * key_values, 2, 2),
+        Linear(hidden, head * key_values, 2),
         Linear(head * heads, hidden),
     )
-    mlp = _mlp(config, family, hidden)
+    inner = config[_INNER]
+    mlp = Linear(hidden, inner, 2), Linear(inner, hidden)  # gate and up, and down
     in_layers = layers * sum(one.number * one.weights for one in (*attention, *mlp))
     tied = config.get("tie_word_embeddings", family.tied)
     total = parameters or in_layers + words * hidden * (1 if tied else 2)
     if classifier:
         total += hidden - (0 if tied else words * hidden)
-    passed = layers * sum(one.taken * one.weights for one in (*attention, *mlp))
-    # bitsandbytes packs linear layers alone: of transformers' experts, which are joined, none.
-    packed = layers * sum(one.number * one.weights for one in (*attention, *mlp) if one.number < 3)
     return ModelShape(
         facts=ModelFacts(
             name=name,
@@ -192,45 +157,22 @@ def shape_of(
             attention_heads=heads,
             key_value_heads=key_values,
             built_in=parameters is not None,
-            unquantised={"embeddings and experts": total - packed},
+            unquantised={"embeddings": total - in_layers},
+            dtype=config.get("dtype") or config.get("torch_dtype"),
         ),
         linears=(*attention, *mlp),
-        inner=sum(one.taken * one.outputs for one in mlp if one.taken % 2 == 0) // 2,
+        inner=inner,
         normed=family.norms * hidden + family.norms_heads * head * (heads + key_values),
         head_dim=head,
-        active_parameters=total - in_layers + passed,
-        dtype=config.get("dtype") or config.get("torch_dtype"),
     )
 
 
 def _is_plain(config: Mapping[str, Any], family: _Family, names: Any) -> bool:
     """True if all sizes are there, and each layer is like the others."""
-    fields = (*_LAYERS, *family.needed, family.inner, family.experts, family.shared)
-    sizes = [config.get(field) for field in fields if field is not None]
-    if family.experts:
-        sizes.append(config.get("num_experts_per_tok"))
+    sizes = [config.get(field) for field in (*_LAYERS, *family.needed, _INNER)]
     return (
         isinstance(names, list)
         and str(names[0]).endswith("ForCausalLM")
         and all(type(size) is int and size > 0 for size in sizes)
         and not config.get("quantization_config")
-        and not config.get("mlp_only_layers")
-        and config.get("decoder_sparse_step", 1) == 1
     )
-
-
-def _mlp(config: Mapping[str, Any], family: _Family, hidden: int) -> tuple[Linear, ...]:
-    """Return the linear layers of an MLP: gate and up, and down; of experts their router, too."""
-    inner = config[family.inner]
-    if family.experts is None:
-        return Linear(hidden, inner, 2, 2), Linear(inner, hidden)
-    count, taken = config[family.experts], config["num_experts_per_tok"]
-    experts = (
-        Linear(hidden, count),
-        Linear(hidden, inner, 2 * count, 2 * taken),
-        Linear(inner, hidden, count, taken),
-    )
-    if family.shared is None:
-        return experts
-    shared = config[family.shared]
-    return *experts, Linear(hidden, shared, 2, 2), Linear(shared, hidden)

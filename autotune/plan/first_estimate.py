@@ -75,8 +75,8 @@ def first_estimate(
     if method.online or job.devices.total > 1 or unknown or stack.missing(job.method):
         return None
     shape, lengths = model_shape(job.model, classifier=method.classifier), lengths_of(job)
-    if shape is None or lengths is None or shape.mixture:
-        return None  # of mixtures of experts the error is not measured
+    if shape is None or lengths is None:
+        return None
     try:
         device = devices.detect(job.devices.kind, job.devices.index)
         facts = Facts(
@@ -185,9 +185,9 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
     return DecoderStep(
         shape=shape,
         vocabulary=1 if method.classifier else shape.facts.vocab_size or 1,
-        weights_bytes=weights + (0 if full else width * trained),
+        weights_bytes=weights + (0 if full else 4 * trained),
         trained=trained,
-        state_bytes=STATES.get(str(config.get("optim")), 2 * width),
+        state_bytes=STATES.get(str(config.get("optim")), 2 * (width if full else 4)),
         tokens=tokens,
         length=tokens if flat and not flash else longest,
         masked=not flash and (flat or (rows > 1 and lengths[0] != longest)),

@@ -90,6 +90,11 @@ class DecoderStep:
         return 4 if self.wide else 2
 
     @property
+    def trained_width(self) -> int:
+        """Bytes of a trained weight: adapters are in float32 whatever their base is in."""
+        return self.width if self.full else 4
+
+    @property
     def layers(self) -> int:
         """The number of layers."""
         return self.shape.facts.layers or 1
@@ -120,7 +125,7 @@ def saved_terms(step: DecoderStep) -> tuple[float, ...]:
     normed, made in the MLP, made by q, k and v, inputs of adapted layers, and of quantised ones."""
     shape = step.shape
     made = sum(one.outputs * one.number for one in shape.linears[:2])
-    inputs = 0 if step.full else sum(one.inputs * one.taken for one in shape.linears)
+    inputs = 0 if step.full else sum(one.inputs * one.number for one in shape.linears)
     adapted = (0, inputs) if step.quantised else (inputs, 0)
     return float(shape.normed), float(shape.inner), float(made), *map(float, adapted)
 
@@ -148,7 +153,7 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
         logits = 4 * head if step.full else 0
     if logits < working:
         logits, kept = 0, kept + working
-    gradients = step.width * step.trained
+    gradients = step.trained_width * step.trained
     return {
         WEIGHTS: step.weights_bytes,
         GRADIENTS: gradients,
@@ -223,12 +228,11 @@ def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tup
 
     trained = 2 if step.full else 1
     for one in step.shape.linears:
-        rows = tokens * one.taken / one.number
         times = step.layers * one.number
-        yield product(rows, one.inputs, one.outputs, times * (passes + trained))
-        if not step.full and one.number < 3:
+        yield product(tokens, one.inputs, one.outputs, times * (passes + trained))
+        if not step.full:
             for k, n in ((one.inputs, step.rank), (step.rank, one.outputs)):
-                yield product(rows, k, n, times * (passes + 2))
+                yield product(tokens, k, n, times * (passes + 2))
     parts, often = tokens / step.head_rows, step.forwards + step.chunked + trained
     yield product(step.head_rows, step.hidden, step.vocabulary, parts * often)
 
@@ -251,7 +255,7 @@ def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: int) -> float:
 def optimizer_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
     """Return the seconds of an optimizer step: weights, gradients and moments are read, most of
     them written, and the gradients clipped before."""
-    moved = (6 * step.width + 2 * step.state_bytes) * step.trained
+    moved = (6 * step.trained_width + 2 * step.state_bytes) * step.trained
     return TimeParts(
         memory_s=moved / ceilings.bandwidth[-1].bytes_per_s, overlapped=ceilings.kind == "cuda"
     )

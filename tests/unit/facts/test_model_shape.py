@@ -50,42 +50,10 @@ def test_built_in_models_have_as_many_parameters_as_their_files_less_norms_and_b
     assert all(-0.0003 < error <= 0 for error in errors.values()), errors
 
 
-@pytest.mark.parametrize("architecture", MIXTURES)
-def test_experts_count_whole_and_a_token_takes_some_of_them(
-    architecture: str, tmp_path: Path
-) -> None:
-    taken = {"num_experts_per_tok": 2}
-    config = {**SMALL, **taken, **MIXTURES[architecture], "architectures": [architecture]}
-    shape = shape_of(config, "mixture")
-    assert shape is not None
-    assert shape.mixture
-    assert shape.facts.parameters == pytest.approx(counted(config, tmp_path), rel=0.003)
-    one_more = shape_of({**config, "num_experts_per_tok": 3}, "mixture")
-    assert one_more is not None
-    inner = config.get("moe_intermediate_size", config["intermediate_size"])
-    assert one_more.active_parameters - shape.active_parameters == 3 * 3 * 256 * inner
-    assert one_more.facts.parameters == shape.facts.parameters
-
-
-def test_a_published_mixture_has_the_parameters_of_its_name() -> None:
-    config = {
-        **SMALL,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "head_dim": 128,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "vocab_size": 151936,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    }
-    shape = shape_of(config, "Qwen3-30B-A3B")
-    assert shape is not None
-    assert shape.facts.parameters == pytest.approx(30.5e9, rel=0.005)
-    assert shape.active_parameters == pytest.approx(3.3e9, rel=0.02)
+def test_nothing_is_said_of_a_mixture_of_experts() -> None:
+    mixtures = [model for model in known_models() if model.active_parameters is not None]
+    assert len(mixtures) > 5
+    assert not any(shape_of(model.config, model.name) for model in mixtures)
 
 
 @pytest.mark.parametrize("tied", [False, True])
