@@ -8,7 +8,7 @@ from autotune.space.bind import SearchSpace
 
 MEMORY_ERROR, SPEED_ERROR = 0.2, 0.3
 """Nine in ten of the formula's figures are no further than that from what an A100, H100 and H200
-have measured; from traces 9 and 13% (`benchmarks/first_line`)."""
+have measured; from traces 7 and 13% (`benchmarks/first_line`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

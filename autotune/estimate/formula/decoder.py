@@ -154,13 +154,21 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     if logits < working:
         logits, kept = 0, kept + working
     gradients = step.trained_width * step.trained
+    passing = {
+        CASTS: round(casts),
+        ACTIVATIONS: round(FRAGMENTED * kept),
+        LOGITS: round(FRAGMENTED * logits),
+    }
+    if not step.accumulates:  # then gradients come as activations go
+        if sum(passing.values()) > gradients:
+            gradients = 0
+        else:
+            passing = dict.fromkeys(passing, 0)
     return {
         WEIGHTS: step.weights_bytes,
         GRADIENTS: gradients,
         OPTIMIZER: step.state_bytes * step.trained,
-        CASTS: round(casts),
-        ACTIVATIONS: round(FRAGMENTED * kept),
-        LOGITS: round(FRAGMENTED * logits),
+        **passing,
     }
 
 

@@ -22,17 +22,6 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-MIXTURES = {
-    "MixtralForCausalLM": {"model_type": "mixtral", "num_local_experts": 4},
-    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", "head_dim": 32, **EXPERTS},
-    "Qwen2MoeForCausalLM": {
-        "model_type": "qwen2_moe",
-        "shared_expert_intermediate_size": 384,
-        **EXPERTS,
-    },
-}
-
-
 def counted(config: dict[str, Any], folder: Path, method: str = "sft") -> int:
     """The parameters of the model that transformers makes of a config."""
     (folder / "config.json").write_text(json.dumps(config))
@@ -73,7 +62,7 @@ def test_a_folder_and_a_bare_config_are_read(tmp_path: Path) -> None:
     assert folder is not None
     assert file is not None
     assert folder.facts.parameters == file.facts.parameters
-    assert folder.dtype == "bfloat16"
+    assert folder.facts.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
