@@ -45,6 +45,8 @@ BENCHMARKS = {
     "--device h200 --set model=benchmarks/formula_first/model/config.json "
     "--set fixed.gradient_checkpointing=true --set fixed.padding_free=false "
     "--set fixed.attn_implementation=sdpa --results {out}/rows.jsonl",
+    "base_dtype": "python benchmarks/base_dtype/run.py --only 'base in bfloat16, seed 1' "
+    "--results {out}/rows.jsonl",
     "estimate_exactness": "python benchmarks/estimate_exactness/run.py "
     "--only 'qwen2 lora-all-8 float32' --results {out}/rows.jsonl",
     "estimate_exactness/four_bit": "python benchmarks/estimate_exactness/four_bit.py "
@@ -97,6 +99,7 @@ BENCHMARKS = {
     "speed_model": "python benchmarks/speed_model/run.py --count 2 --repeats 0 --cores 1 "
     "--processor-time "
     "--results {out}/rows.jsonl",
+    "utilisation": "python -m benchmarks.utilisation.run",
     "virtual_gpu": f"{VIRTUAL} -- python benchmarks/virtual_gpu/run.py --first 9 --count 1 "
     "--truth {out}/truth.jsonl --results {out}/rows.jsonl",
     "virtual_gpu/operators": f"{VIRTUAL} -- python benchmarks/virtual_gpu/operators.py rms",

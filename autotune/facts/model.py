@@ -85,8 +85,7 @@ def survey_model(
             reward, and gives several.
     """
     path, built_in = locate_model(name, folder, revision, shape_suffices)
-    kinds: dict[str, Any] = {"revision": revision} if revision else {}
-    kinds["trust_remote_code"] = trust_remote_code
+    kinds = {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
     if METHODS[method].classifier:
         check_labels(path, **kinds)
     config = model_config(path, method, **kinds)

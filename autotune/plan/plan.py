@@ -26,8 +26,8 @@ from autotune.plan.first_estimate import show_first
 from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
-from autotune.plan.questions.smallest import smallest_machine
-from autotune.plan.questions.way import Advice, Holder
+from autotune.plan.questions.smallest import kept_holder
+from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import FASTEST, MOST_WAYS, Advisor
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.process.child_server import ChildServer
@@ -129,19 +129,11 @@ def plan(
         estimator = _estimator(job, facts, space, run, server, kind, effort, progress)
         estimator = estimator.remembering(stored[1]) if stored else estimator
         draft = Draft(space, estimator).trace(whole=whole_space)
-        answer, advice = (None, None)
-        if not only_default:
-            effort = FASTEST if ways > MOST_WAYS else BY_FORMULA
-            advisor = Advisor(estimator, kind, most=ways, effort=effort)
-            answer, advice = _concluded(draft, estimator, advisor, advises=ways > 0)
+        advisor = _advisor(estimator, kind, ways)
+        answer, advice = (None, None) if only_default else _concluded(draft, estimator, advisor)
         if advice is not None and not advice.ways and kind is not None:
-            kept = None if key is None or not stored else cache.rows(key, list[Holder])
-            if kept is None:
-                holder = smallest_machine(job, definition, estimator, run, assume=assume)
-                kept = [] if holder is None else [holder]
-            if key is not None:
-                cache.keep_rows(key, kept, list[Holder])
-            advice = dataclasses.replace(advice, holder=kept[0] if kept else None)
+            holder = kept_holder(job, definition, estimator, run, key, assume=assume)
+            advice = dataclasses.replace(advice, holder=holder)
     if not stored and key and not draft.stopped:
         cache.write(key, facts, estimator.kept)
     return Plan(
@@ -176,8 +168,15 @@ def _space(
     return dataclasses.replace(space, candidates=(space.default(),)) if only_default else space
 
 
+def _advisor(estimator: Estimator, kind: DeviceKind | None, ways: int) -> Advisor | None:
+    if not ways:
+        return None
+    effort = FASTEST if ways > MOST_WAYS else BY_FORMULA
+    return Advisor(estimator, kind, most=ways, effort=effort)
+
+
 def _concluded(
-    draft: Draft, estimator: Estimator, advisor: Advisor, *, advises: bool
+    draft: Draft, estimator: Estimator, advisor: Advisor | None
 ) -> tuple[Answer | None, Advice | None]:
     """Return the answer, and where nothing is safe, the changes that would make the job so. Add the
     candidate that the answer is compared with to the draft, unless the user stopped that."""
@@ -187,7 +186,7 @@ def _concluded(
         return answer_of(choices, job, facts), None
     if not first.estimate.fits:
         estimator.progress.nothing_fits(estimator.limit)
-        return None, advisor.advice(draft.space, draft.estimates) if advises else None
+        return None, advisor and advisor.advice(draft.space, draft.estimates)
     plain = without_flash(first.candidate, draft.space)
     other = in_other_dtype(job, first.candidate)
     groups = [(estimator, [one]) for one in (plain, other) if one is not None]
@@ -195,9 +194,9 @@ def _concluded(
     if plain is not None:
         draft.add(plain, estimates[plain.key])
     answer = answer_of(draft.choices, job, facts)
-    if answer is None or answer.choice.safe or not advises:
+    if answer is None or answer.choice.safe:
         return answer and _with_alternative(answer, estimator, estimates), None
-    advice = advisor.advice(draft.space, draft.estimates)
+    advice = advisor and advisor.advice(draft.space, draft.estimates)
     return _with_alternative(answer, estimator, estimates), advice
 
 

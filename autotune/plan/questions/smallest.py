@@ -26,6 +26,30 @@ MOST_TRIED = 3
 """Machines that are planned until one holds the job."""
 
 
+def kept_holder(
+    job: Job,
+    definition: SpaceDefinition,
+    estimator: Estimator,
+    run: RunFolder,
+    key: str | None,
+    *,
+    assume: bool,
+) -> Holder | None:
+    """Return the smallest machine that holds a job: as it was found before, or found now.
+
+    Args:
+        key: of the job's plan; None: nothing is kept.
+    """
+    cache = estimator.cache
+    kept: list[Holder] | None = None if key is None else cache.rows(key, list[Holder])
+    if kept is None:
+        holder = smallest_machine(job, definition, estimator, run, assume=assume)
+        kept = [] if holder is None else [holder]
+        if key is not None:
+            cache.keep_rows(key, kept, list[Holder])
+    return kept[0] if kept else None
+
+
 def smallest_machine(
     job: Job, definition: SpaceDefinition, estimator: Estimator, run: RunFolder, *, assume: bool
 ) -> Holder | None:

@@ -21,7 +21,8 @@ SMALL: dict[str, Any] = {
     "vocab_size": 5000,
     "tie_word_embeddings": False,
 }
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+
+
 def counted(config: dict[str, Any], folder: Path, method: str = "sft") -> int:
     """The parameters of the model that transformers makes of a config."""
     (folder / "config.json").write_text(json.dumps(config))
@@ -75,7 +76,6 @@ def test_a_folder_and_a_bare_config_are_read(tmp_path: Path) -> None:
         {"vocab_size": "many"},
         {"quantization_config": {"bits": 4}},
         {"model_type": "qwen3"},  # its size of a head has a default of its own
-        {**MIXTURES["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]},
     ],
 )
 def test_of_what_is_not_plain_nothing_is_said(changes: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from autotune.errors import UserError
 from autotune.plan.exchange import NOT_MOVED, exchanged, with_exchange
 from autotune.plan.host_memory import kept_on_host
 from autotune.plan.questions.changes import offloading, single_changes
-from autotune.plan.questions.ways import leanest
 from autotune.plan.variants import variant_tasks
 from autotune.probe.measure import probe_request
 from autotune.report.candidate_lines import describe
@@ -156,7 +155,7 @@ def test_what_offloads_is_proposed_for_a_single_gpu():
     assert "`fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_opt" in two.text
     assert not two.job.recipe and job.recipe
     facts = make_facts("cuda")
-    assert engine_name(sharding_of(leanest(make_space(two.job, facts)).values, 1)) == NAME
+    assert engine_name(sharding_of(make_space(two.job, facts).candidates[0].values, 1)) == NAME
     (change,) = offloading(two.job, "cuda")
     assert change.job.fixed == THREE
     assert not list(offloading(three.job, "cuda")), "it is there already"
