@@ -136,20 +136,31 @@ def plan(
             advice = dataclasses.replace(advice, holder=holder)
     if not stored and key and not draft.stopped:
         cache.write(key, facts, estimator.kept)
+    plan = _plan_of(draft, estimator, answer, advice)
+    return dataclasses.replace(
+        plan, seconds=round(time.monotonic() - began, 3), cached=stored is not None
+    )
+
+
+def _plan_of(
+    draft: Draft, estimator: Estimator, answer: Answer | None, advice: Advice | None
+) -> Plan:
+    """Return what is known of a space, without the time that it took."""
+    job, facts, choices = estimator.job, estimator.facts, draft.choices
     return Plan(
         facts=facts,
         space=draft.space,
-        choices=draft.choices,
+        choices=choices,
         answer=answer,
-        packages=tuple(packages_to_install(job, facts, draft.choices[0].candidate)),
+        packages=tuple(packages_to_install(job, facts, choices[0].candidate)),
         advice=advice,
         assumed=(*job.assumed, *_assumed_rows(job)),
         estimates=draft.estimates,
         limit_bytes=estimator.limit,
         devices=job.devices.total,
         nodes=job.devices.nodes,
-        seconds=round(time.monotonic() - began, 3),
-        cached=stored is not None,
+        seconds=0.0,
+        cached=False,
         not_installed=not_installed(job, facts),
         host_limit_bytes=host_limit(job.devices.host_memory, facts.device.kind, facts.host),
         by_formula=draft.by_formula,
@@ -186,7 +197,7 @@ def _concluded(
         return answer_of(choices, job, facts), None
     if not first.estimate.fits:
         estimator.progress.nothing_fits(estimator.limit)
-        return None, advisor and advisor.advice(draft.space, draft.estimates)
+        return None, advisor.advice(draft.space, draft.estimates) if advisor else None
     plain = without_flash(first.candidate, draft.space)
     other = in_other_dtype(job, first.candidate)
     groups = [(estimator, [one]) for one in (plain, other) if one is not None]
@@ -196,7 +207,7 @@ def _concluded(
     answer = answer_of(draft.choices, job, facts)
     if answer is None or answer.choice.safe:
         return answer and _with_alternative(answer, estimator, estimates), None
-    advice = advisor and advisor.advice(draft.space, draft.estimates)
+    advice = advisor.advice(draft.space, draft.estimates) if advisor else None
     return _with_alternative(answer, estimator, estimates), advice
 
 
