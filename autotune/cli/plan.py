@@ -22,6 +22,10 @@ from autotune.cli.remote import JOB, plan_there, refuse_local, refuse_used_folde
 from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
 
 
+TUNINGS = {"full": "full tuning", "lora": "LoRA"}
+"""The tunings that are planned where none is said."""
+
+
 @click.command("plan")
 @planned_options
 @record_option
@@ -112,7 +116,7 @@ def command(
     else:
         from autotune.cli.views.plan import plan_view
 
-        command = _next_step(planned.job, None if bundle is None else emit)
+        command = _next_step(planned, job.tuning, None if bundle is None else emit)
         view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
         _print([*_other_words(other), *view], every, bundle)
     if answer.stopped:
@@ -134,6 +138,8 @@ def _planned(
 
     def planned_by(tuning: str | None, progress: Any) -> tuple[Any, Any]:
         job, definition = planned.loaded(tuning, says=False)
+        if tuning is not None:
+            progress.looking_at(TUNINGS[tuning])
         with scratch_folder() as folder:
             answer = plan(
                 job,
@@ -243,13 +249,24 @@ def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:
         echo(f"bundle: {bundle} ({MARK})")
 
 
-def _next_step(job: Path | None, emitted: Path | None) -> str:
-    """Return what goes on from the answer, as a sentence."""
+def _next_step(planned: PlannedJob, tuning: str, emitted: Path | None) -> str:
+    """Return what goes on from the answer, as a sentence.
+
+    Args:
+        tuning: of the answer.
+    """
     if emitted is not None:
         folder = shlex.quote(str(emitted))
         return f"`autotune verify {folder}` on the training machine verifies it."
-    named = "JOB" if job is None else str(job)
-    return f"`autotune run {named}` on the training machine measures and verifies it."
+    words = [] if planned.job is None else [str(planned.job)]
+    for name, value in planned.flags.items():
+        if value is not None:
+            words += (
+                [str(value)] if name == "model" else [f"--{name.replace('_', '-')}", str(value)]
+            )
+    words += [part for text in planned.all_sets() for part in ("--set", text)]
+    words += ["--tuning", tuning] if planned.leaves_tuning_open else []
+    return f"`autotune run {shlex.join(words)}` on the training machine measures and verifies it."
 
 
 def _emitted(answer: Any, job: Any, folder: Path) -> Path | None:

@@ -196,8 +196,10 @@ def _concluded(
     if draft.stopped:
         return answer_of(choices, job, facts), None
     if not first.estimate.fits:
+        if advisor is None:
+            return None, None
         estimator.progress.nothing_fits(estimator.limit)
-        return None, advisor.advice(draft.space, draft.estimates) if advisor else None
+        return None, advisor.advice(draft.space, draft.estimates)
     plain = without_flash(first.candidate, draft.space)
     other = in_other_dtype(job, first.candidate)
     groups = [(estimator, [one]) for one in (plain, other) if one is not None]

@@ -47,13 +47,14 @@ class EstimateLines(Progress):
         self._say(text)
 
     def by_formula(self, first: FirstEstimate) -> None:
-        self._say(f"so far {first_text(first)}")
+        self._say(f"{self._about}so far {first_text(first)}")
 
     def improved(self, best: Choice, space: SearchSpace, devices: int) -> None:
-        self._say(f"so far: {_best_text(best, space, devices)}")
+        self._say(f"{self._about}so far: {_best_text(best, space, devices)}")
 
     def nothing_fits(self, limit_bytes: int) -> None:
-        self._say(f"so far: nothing fits in {format_bytes(limit_bytes)}; looking for what would")
+        room = format_bytes(limit_bytes)
+        self._say(f"{self._about}so far: nothing fits in {room}; looking for what would")
 
 
 def first_text(first: FirstEstimate) -> str:
