@@ -21,7 +21,6 @@ from autotune.cli.planned_job import (
 from autotune.cli.remote import JOB, plan_there, refuse_local, refuse_used_folder, server_option
 from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
 
-
 TUNINGS = {"full": "full tuning", "lora": "LoRA"}
 """The tunings that are planned where none is said."""
 
@@ -118,7 +117,7 @@ def command(
 
         command = _next_step(planned, job.tuning, None if bundle is None else emit)
         view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
-        _print([*_other_words(other), *view], every, bundle)
+        _print([*view, *_other_words(other)], every, bundle)
     if answer.stopped:
         return EXIT_INTERRUPTED
     return EXIT_NOTHING_FITS if emit is not None and bundle is None else _code(answer)
