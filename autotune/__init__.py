@@ -6,7 +6,6 @@
     print(autotune.plan(job, device="h200"))
     answer = autotune.tune(job)
     trainer = SFTTrainer(model, args=answer.training_arguments("out"), train_dataset=rows)
-    fields = autotune.tune_trainer(make_trainer, global_batch_size=64).fields
 
 Importing this package loads nothing heavy: the names below are resolved on first use.
 """
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from autotune.job.job import Job
     from autotune.probe.protocol import Measurement
     from autotune.run.listener import Listener
-    from autotune.script.function import tune_trainer
 else:  # a type checker would take it for a module that has every name
 
     def __getattr__(name: str) -> Any:
@@ -41,7 +39,6 @@ _HOMES = {
     "plan": "autotune.api.planning",
     "probe": "autotune.api.tuning",
     "tune": "autotune.api.tuning",
-    "tune_trainer": "autotune.script.function",
     "Answer": "autotune.api.answer",
     "AutotuneError": "autotune.errors",
     "Job": "autotune.job.job",
@@ -63,7 +60,6 @@ __all__ = [
     "plan",
     "probe",
     "tune",
-    "tune_trainer",
 ]
 
 

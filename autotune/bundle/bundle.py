@@ -24,19 +24,16 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked, Recommendation
-from autotune.space.knobs import Candidate, value_label
+from autotune.space.knobs import value_label
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
-from autotune.space.sharding.deepspeed import auto_config, deepspeed_of
 from autotune.space.trl_config import Settings, resolve_precision, settings, threads
 from autotune.space.vllm.server import Split
 from autotune.training.registry import own_script
 
 SCHEMA = 1
 RECOMMENDATION = "recommendation.json"
-AUTO_FILE = "deepspeed_auto.json"
-"""For those who keep TrainingArguments of their own."""
 
 
 def bundle_files(
@@ -179,14 +176,6 @@ def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
             machines=machines,
         ),
     }
-
-
-def auto_deepspeed(job: Job, facts: Facts, candidate: Candidate) -> str | None:
-    """Return DeepSpeed's file with `auto` wherever transformers' Trainer fills a value in, as text;
-    None where DeepSpeed does not train the candidate."""
-    chosen = settings(job, facts, candidate)
-    deepspeed = deepspeed_of(chosen.sharding, chosen.config, facts, auto_config)
-    return None if deepspeed is None else _as_written(deepspeed)
 
 
 def _as_written(deepspeed: dict[str, Any]) -> str:

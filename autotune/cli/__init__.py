@@ -28,11 +28,7 @@ COMMANDS = {
     "serve": "Serve plans, runs and history to browsers and programs.",
     "worker": "Do the plans and runs of a service, on this machine's devices.",
     "doctor": "Say what of this machine and its stack stops trainings or slows them down.",
-    "completion": "Print a script that makes a shell complete commands and options.",
 }
-
-RENAMED = {"env": ["doctor", "--json"], "space": ["validate", "--space"]}
-"""Older names of commands, and what answers in their place in this version."""
 
 
 class _Commands(click.Group):
@@ -62,10 +58,6 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] in RENAMED:
-            new, rest = RENAMED[args[0]], args[1:]
-            click.echo(f"`autotune {args[0]}` is now `autotune {' '.join(new)}`", err=True)
-            args = [*new, *(rest[1:] if rest[:1] == ["show"] else rest)]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

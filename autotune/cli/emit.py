@@ -16,10 +16,7 @@ from autotune.cli.job_options import (
 from autotune.errors import user_error
 
 _MOST_BYTES = 2**22
-FORMATS = (
-    *("trl", "training-arguments", "accelerate", "deepspeed", "axolotl", "llamafactory"),
-    *("python", "notebook", "slurm", "env"),
-)
+FORMATS = ("axolotl", "llamafactory")
 
 
 @click.command("emit")
@@ -29,17 +26,11 @@ FORMATS = (
     "--out", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/bundle."
 )
 @click.option(
-    "--auto",
-    is_flag=True,
-    help="Write deepspeed_auto.json, too: DeepSpeed's file with `auto` values, for those who keep "
-    "TrainingArguments of their own.",
-)
-@click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="Print the bundle in another form (with --out: write its files there), and say what that "
-    "cannot express. RUN may be the folder of a bundle, too.",
+    help="Print the bundle as another tool reads it (with --out: write its files there), and say "
+    "what that cannot express. RUN may be the folder of a bundle, too.",
 )
 @storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
@@ -48,7 +39,6 @@ def command(
     run: Path,
     probe: int | None,
     out: Path | None,
-    auto: bool,
     form: str | None,
     storage: str | None,
     as_json: bool,
@@ -59,9 +49,6 @@ def command(
     from autotune.run.past_run import reopen
 
     bundle = form is not None and _is_bundle(run)
-    if form is not None and auto:
-        hint = "leave one of them out: `autotune emit RUN --auto --out DIR` writes that file"
-        raise user_error("--format does not write deepspeed_auto.json", where="--auto", hint=hint)
     if bundle and probe is not None:
         hint = f"name the run: `autotune emit RUN --probe {probe} --format {form}`"
         raise user_error("a bundle already belongs to one probe", where="--probe", hint=hint)
@@ -77,8 +64,7 @@ def command(
     target = (out or past.run.bundle).absolute()
     recommendation = past.recommendation(probe)
     verification = past.kept_verification(recommendation)
-    files = past.files_with_auto if auto else past.files
-    rendered = files(recommendation, verification)
+    rendered = past.files(recommendation, verification)
     if form is not None:
         return _write_form(rendered, form, out, as_json)
     with past.run.locked() if out is None else contextlib.nullcontext():
@@ -105,7 +91,7 @@ def _texts_of(folder: Path) -> dict[str, str]:
 
 def _write_form(texts: dict[str, str], form: str, out: Path | None, as_json: bool) -> int:
     """Print or write a bundle in another form, and say what is lost."""
-    from autotune.bundle.formats.format import formatted
+    from autotune.bundle.formats.written import formatted
 
     found = formatted(texts, form)
     if out is not None:

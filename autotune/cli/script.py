@@ -199,8 +199,8 @@ def _command_of(run: Any) -> Any:
     kept = run.read(run.script)
     words, folder, limits = (kept.get(name) for name in ("words", "folder", "limits"))
     if not (isinstance(words, list) and words and isinstance(folder, str)):
-        hint = "call autotune.tune_trainer again, with its folder"
-        raise user_error("no command started it", where=str(run.path), hint=hint)
+        hint = "begin anew: `autotune run --script FILE`"
+        raise user_error("its record of the command is damaged", where=str(run.path), hint=hint)
     return ScriptCommand(words=tuple(map(str, words)), folder=Path(folder)), limits or {}
 
 

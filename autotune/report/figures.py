@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.report.content import Content, Memory, Probe, Standing
-from autotune.report.estimate_figures import expected_figure, worth_figure
 from autotune.report.parts import ordered, tone_of
 from autotune.report.plots import GIB, ROW, Figure, axis, figure, marks, shown, uprights
 from autotune.report.sections import speed_text
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes
 
 _STANDINGS: Mapping[Standing, tuple[str, str, str]] = {
     "ok": ("measured", "--accent", "circle"),
@@ -24,10 +23,6 @@ def figures(content: Content) -> dict[str, Figure]:
     found = {
         "candidates": _speed_and_memory(content),
         "memory": _memory(content.memory, content.limit_bytes),
-        "expected": expected_figure(content.probes),
-        "knobs": worth_figure(content.speed_knobs),
-        "recipe": worth_figure(content.recipe_knobs),
-        "time": _time(content.probes),
     }
     return {name: plot for name, plot in found.items() if plot is not None}
 
@@ -124,48 +119,3 @@ def _memory(memory: Sequence[Memory], limit_bytes: int) -> Figure | None:
         yaxis=axis("", tickvals=places, ticktext=names_of, autorange="reversed"),
         **uprights([(limit_bytes, "limit", "--bad", "dot")]),
     )
-
-
-def _time(probes: Sequence[Probe]) -> Figure | None:
-    if not probes:
-        return None
-    data = []
-    for standing, group in _by_standing(probes):
-        name, color, symbol = _STANDINGS[standing]
-        ends = [(p.began_s + p.seconds) / 60 for p in group]
-        texts = [f"{_hover(p)}<br>{format_seconds(p.seconds)}" for p in group]
-        y = [p.tokens_per_s or 0.0 for p in group]
-        data.append(marks(name, color, symbol, x=ends, y=y, hovertext=texts))
-    best = _best_so_far(probes)
-    if best:
-        data.insert(
-            0,
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "best so far",
-                "x": [time for time, _ in best],
-                "y": [speed for _, speed in best],
-                "line": {"color": "--good", "width": 2, "shape": "hv"},
-                "hoverinfo": "skip",
-            },
-        )
-    return figure(
-        data,
-        400,
-        xaxis=axis("minutes of probing", rangemode="tozero"),
-        yaxis=axis("tokens/s", rangemode="tozero"),
-    )
-
-
-def _best_so_far(probes: Sequence[Probe]) -> list[tuple[float, float]]:
-    """Return (minutes, tokens/s) of the fastest within memory until then."""
-    best: list[tuple[float, float]] = []
-    for probe in probes:
-        minutes = (probe.began_s + probe.seconds) / 60
-        top = best[-1][1] if best else 0.0
-        if probe.standing in ("recommended", "ok") and (probe.tokens_per_s or 0.0) > top:
-            best.append((minutes, probe.tokens_per_s or 0.0))
-        elif best:
-            best.append((minutes, top))
-    return best

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.bundle.bundle import AUTO_FILE, auto_deepspeed
 from autotune.errors import UserError, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
@@ -120,24 +119,6 @@ class PastRun:
                 probes=sum(counts_as_probe(record) for record in self.records),
                 verification=verification,
             )
-
-    def files_with_auto(
-        self, recommendation: Recommendation, verification: Verification | None
-    ) -> dict[str, str]:
-        """Return the bundle, and DeepSpeed's file once more with `auto` where the trainer fills it
-        in.
-
-        Raises:
-            UserError: the recommendation is not trained by DeepSpeed.
-        """
-        text = auto_deepspeed(self.job, self.facts, recommendation.chosen.candidate)
-        if text is None:
-            raise user_error(
-                "the recommended configuration does not train with DeepSpeed",
-                where="--auto",
-                hint="leave --auto out, or name another probe with --probe",
-            )
-        return {**self.files(recommendation, verification), AUTO_FILE: text}
 
     def kept_verification(self, recommendation: Recommendation) -> Verification | None:
         """Return the stored verification, if it is of this probe and of files that would be the

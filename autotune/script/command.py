@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import autotune
 from autotune.process.launch import launch
@@ -19,27 +19,6 @@ HOOK = Path(__file__).parent / "hook"
 PACKAGE = Path(autotune.__file__).parents[1]
 
 
-class Starter(Protocol):
-    """A way to start a training, again and again."""
-
-    forked: ClassVar[bool]
-    """Whether it is forked from this process, and not a program of its own."""
-
-    @property
-    def text(self) -> str:
-        """The way it is started, in words."""
-
-    def start(
-        self,
-        folder: ChildFolder,
-        environment: Mapping[str, str],
-        timeout_s: float,
-        gpus: Sequence[int],
-        stop: Callable[[], str | None] | None,
-    ) -> LaunchReport:
-        """Start it with the request in `folder`, and wait until it ends or is ended."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
     """A command in a folder.
@@ -51,7 +30,6 @@ class ScriptCommand:
 
     words: tuple[str, ...]
     folder: Path = field(default_factory=Path.cwd)
-    forked: ClassVar[bool] = False
 
     @classmethod
     def of_script(cls, script: str, arguments: Sequence[str]) -> "ScriptCommand":

@@ -36,7 +36,7 @@ class PastScriptRun:
 
     Attributes:
         past: as of every run; its job is what the search made of the script.
-        words: of the command; empty: a function was searched.
+        words: of the command.
         folder: where the command is started.
         limits: `budget`, `headroom`, `devices` and `fixed` of the search.
     """
@@ -57,7 +57,7 @@ class PastScriptRun:
             method=look.trainer.rpartition(".")[2],
             chosen=self._chosen(content),
             about=(
-                ("script", shlex.join(self.words) or "a function (`tune_trainer`)"),
+                ("script", shlex.join(self.words)),
                 *about,
                 ("rows of an optimizer step", str(look.global_batch)),
             ),
@@ -80,10 +80,9 @@ class PastScriptRun:
         """Return what is as of a job's run, and how this search was begun."""
         others = ("launch and check it again", "do the search again")
         commands = [pair for pair in content.commands if pair[0] not in others]
-        if self.words:
-            search = ["autotune", "run", "--command", *_flags(self.limits), "--", *self.words]
-            commands.append((others[1], f"cd {shlex.quote(self.folder)} && {shlex.join(search)}"))
-        return commands
+        search = ["autotune", "run", "--command", *_flags(self.limits), "--", *self.words]
+        again = f"cd {shlex.quote(self.folder)} && {shlex.join(search)}"
+        return [*commands, (others[1], again)]
 
 
 def _flags(limits: Mapping[str, Any]) -> list[str]:
@@ -110,7 +109,7 @@ def reopen_script(path: Path) -> PastScriptRun:
         raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
     with needed(run, run.script.name, RESUME):
         words = from_plain(tuple[str, ...], kept["words"])
-        job = job_of(look, limits, _global_batch(kept))
+        job = job_of(look, limits)
         space = space_of(look, job, facts)
         limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
     files = StoredFiles(run)
@@ -131,11 +130,6 @@ def reopen_script(path: Path) -> PastScriptRun:
     )
     folder = str(kept.get("folder"))
     return PastScriptRun(past=past, look=look, words=words, folder=folder, limits=limits)
-
-
-def _global_batch(kept: Mapping[str, Any]) -> int | None:
-    rows = kept.get("global_batch")
-    return rows if isinstance(rows, int) else None
 
 
 def look_of_run(run: RunFolder) -> Look:

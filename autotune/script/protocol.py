@@ -28,7 +28,6 @@ class ScriptRequest(Message):
         accumulation: micro-steps of a real optimizer step; a probe may take fewer.
         memory_limit_bytes: that a process may take; None: any amount.
         to_beat_tokens_per_s: the fastest so far.
-        forked: whether the process was forked from a program, and not started by itself.
     """
 
     mode: str
@@ -39,7 +38,6 @@ class ScriptRequest(Message):
     accumulation: int = 1
     memory_limit_bytes: int | None = None
     to_beat_tokens_per_s: float | None = None
-    forked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

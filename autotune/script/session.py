@@ -15,7 +15,7 @@ from autotune.process.messages import ChildFolder
 from autotune.run.expectations import Expectations
 from autotune.run.session import Session
 from autotune.run.verdict import Verification, judge_measurement
-from autotune.script.command import HOOK, ScriptCommand, Starter, write_request
+from autotune.script.command import HOOK, ScriptCommand, write_request
 from autotune.script.files import ScriptBundle, files_of, set_by_flags
 from autotune.script.protocol import PROBE, Look
 from autotune.script.space import changes_of, environment_of, fields_of
@@ -34,13 +34,13 @@ class ScriptSession(Session):
     """A run of a script at work.
 
     Attributes:
-        starter: starts it; of a function nothing is written.
+        command: starts it.
         look: what was seen of it.
     """
 
     default_words = "the script's own settings"
     most_launches = 2
-    starter: Starter
+    command: ScriptCommand
     look: Look
 
     @property
@@ -73,7 +73,7 @@ class ScriptSession(Session):
 
         def start(most_s: float) -> Measurement:
             return self._start(
-                self.starter, folder, candidate, fields, expected, most_s, to_beat, watch
+                self.command, folder, candidate, fields, expected, most_s, to_beat, watch
             )
 
         measurement = start(most_s)
@@ -94,12 +94,10 @@ class ScriptSession(Session):
 
     def write(self, recommendation: Recommendation, verification: Verification | None) -> None:
         """Put `launch.sh` and what belongs to it into the run's folder."""
-        if not isinstance(self.starter, ScriptCommand):
-            return
         chosen, candidate = recommendation.chosen, recommendation.chosen.candidate
         bundle = ScriptBundle(
-            words=self.starter.words,
-            folder=str(self.starter.folder),
+            words=self.command.words,
+            folder=str(self.command.folder),
             look=self.look,
             changes=changes_of(candidate, self.look),
             environment=environment_of(candidate),
@@ -114,13 +112,12 @@ class ScriptSession(Session):
     def launch(self, ranked: Ranked, probe_again: Callable[[], Measurement]) -> Verification:
         """Start `launch.sh`, and judge its first steps; once more where it was only slower or
         faster, as machines are noisy."""
-        assert isinstance(self.starter, ScriptCommand)
-        launched = ScriptCommand(words=("bash", str(self.run.launch)), folder=self.starter.folder)
+        launched = ScriptCommand(words=("bash", str(self.run.launch)), folder=self.command.folder)
         folder = ChildFolder(path=self.run.verification)
         candidate = ranked.candidate
         changes = changes_of(candidate, self.look)
         # Where flags set the fields, they have to do so here, too.
-        by_flags = set_by_flags(self.starter.words, self.look, changes)
+        by_flags = set_by_flags(self.command.words, self.look, changes)
         fields, expected = {} if by_flags else changes, fields_of(candidate, self.look)
         for _ in range(2):
             measured = self._start(
@@ -133,7 +130,7 @@ class ScriptSession(Session):
 
     def _start(
         self,
-        starter: Starter,
+        command: ScriptCommand,
         folder: ChildFolder,
         candidate: Candidate,
         fields: dict[str, object],
@@ -150,11 +147,10 @@ class ScriptSession(Session):
             accumulation=candidate.gradient_accumulation_steps,
             memory_limit_bytes=self.limit_bytes,
             to_beat_tokens_per_s=to_beat,
-            forked=starter.forked,
         )
         probe_s = 60 * self.job.budget.probe_minutes
         measurement = measure_start(
-            starter,
+            command,
             folder,
             processes=self.look.processes,
             device=self.facts.device,

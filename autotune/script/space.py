@@ -118,20 +118,15 @@ def _may_vary(name: str, look: Look, has: Any) -> bool:
     return True
 
 
-def job_of(look: Look, limits: Mapping[str, Any], rows: int | None = None) -> Job:
+def job_of(look: Look, limits: Mapping[str, Any]) -> Job:
     """Return the job that the loop of a run works on: its batch is that of one process.
 
     Args:
         limits: `budget`, `headroom`, `devices` and `fixed` of a job.
-        rows: of an optimizer step; None: what the script's arguments come to.
 
     Raises:
-        UserError: a pinned knob is none of this script's, or the devices cannot share the rows.
+        UserError: a pinned knob is none of this script's.
     """
-    rows = rows or look.global_batch
-    if rows % look.ways:
-        what = f"{rows} rows cannot be divided among {look.ways} devices"
-        raise user_error(what, where="global_batch_size", hint="choose a multiple")
     lengths = {name: max(int(value), 1) for name, value in look.lengths.items()}
     longest = lengths.get("longest", 1)
     data = {"max": longest, "p50": lengths.get("p50", longest), "p99": lengths.get("p99", longest)}
@@ -148,7 +143,7 @@ def job_of(look: Look, limits: Mapping[str, Any], rows: int | None = None) -> Jo
             **limits,
             "model": look.model,
             "dataset": {"lengths": {**data, "rows": look.rows or 10_000}},
-            "global_batch_size": rows // look.ways,
+            "global_batch_size": look.global_batch // look.ways,
             "max_length": value_of(look, "max_length"),
             "training": {"seed": look.arguments.get("seed", 42)},
             "fixed": fixed,

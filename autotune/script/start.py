@@ -17,7 +17,7 @@ from autotune.probe.rank_replies import clear_ranks, merged_reply, rank_folder
 from autotune.process.limits import LaunchReport, Watcher, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ProgressReader
-from autotune.script.command import Starter, write_request
+from autotune.script.command import ScriptCommand, write_request
 from autotune.script.protocol import LOOK, Look
 from autotune.units import format_bytes
 
@@ -30,41 +30,41 @@ ONE_TRAINING = "name a script that trains once: of several, each could be tuned 
 # -- a look
 
 
-def look(starter: Starter, folder: ChildFolder, timeout_s: float) -> Look:
+def look(command: ScriptCommand, folder: ChildFolder, timeout_s: float) -> Look:
     """Start a script until its training begins, and say what that is.
 
     Raises:
         UserError: it does not train by a transformers Trainer, trains more than once, or fails.
     """
-    write_request(folder, LOOK, fields={}, forked=starter.forked)
-    report = starter.start(folder, {}, timeout_s, (), None)
+    write_request(folder, LOOK, fields={})
+    report = command.start(folder, {}, timeout_s, (), None)
     data = read_json(folder.path / "look.json")
     if data is None:
-        raise _without_training(starter, folder, report, timeout_s)
+        raise _without_training(command, folder, report, timeout_s)
     try:
         seen = Look.from_plain(data)
     except NONSENSE as error:
         raise user_error(
-            f"the look at it returned invalid data: {error}", where=starter.text
+            f"the look at it returned invalid data: {error}", where=command.text
         ) from None
     if seen.again:
         places = ", ".join(seen.again)
         what = f"it trains more than once (again at {places}), and a search measures one training"
-        raise user_error(what, where=starter.text, hint=ONE_TRAINING)
+        raise user_error(what, where=command.text, hint=ONE_TRAINING)
     return seen
 
 
 def _without_training(
-    starter: Starter, folder: ChildFolder, report: LaunchReport, timeout_s: float
+    command: ScriptCommand, folder: ChildFolder, report: LaunchReport, timeout_s: float
 ) -> AutotuneError:
     log = folder.stderr
     if report.timed_out:
         what = f"its training did not begin within {timeout_s:.0f} s"
         hint = f"give it more time by `--set budget.probe_minutes=N`; its log is {log}"
-        return user_error(what, where=starter.text, hint=hint)
+        return user_error(what, where=command.text, hint=hint)
     if report.exit_code != 0:
         ending = f"it ended with exit code {report.exit_code} before it trained"
-        return user_error(f"{ending}: {last_lines(log)}", where=starter.text, hint=f"see {log}")
+        return user_error(f"{ending}: {last_lines(log)}", where=command.text, hint=f"see {log}")
     what = (
         "it ended without `train()` of a transformers Trainer: a loop of its own cannot be tuned "
         "from outside"
@@ -73,7 +73,7 @@ def _without_training(
         "train by a Trainer, or describe the training as a job (`autotune init`); where it does "
         "train by one, see that Python was not started with -I, -E or -S"
     )
-    return user_error(what, where=starter.text, hint=hint)
+    return user_error(what, where=command.text, hint=hint)
 
 
 def last_lines(log: Path) -> str:
@@ -92,7 +92,7 @@ def last_lines(log: Path) -> str:
 
 
 def measure_start(
-    starter: Starter,
+    command: ScriptCommand,
     folder: ChildFolder,
     *,
     processes: int,
@@ -118,7 +118,7 @@ def measure_start(
         return busy
     clear_ranks(folder.path)
     folder.progress.unlink(missing_ok=True)
-    report = starter.start(folder, environment, timeout_s, gpus, _stop(folder, watch))
+    report = command.start(folder, environment, timeout_s, gpus, _stop(folder, watch))
     shutil.rmtree(folder.path / "scratch", ignore_errors=True)
     measurement = _named(folder, report, processes, device.kind, limit_bytes)
     measurement = disturbed(measurement) if timed else measurement

@@ -25,7 +25,7 @@ from autotune.run.opening import begin, started
 from autotune.run.session import Options, Result
 from autotune.run.study import study_of
 from autotune.run.tuning import tuned
-from autotune.script.command import ScriptCommand, Starter
+from autotune.script.command import ScriptCommand
 from autotune.script.protocol import Look
 from autotune.script.session import ScriptSession, unestimated
 from autotune.script.space import changes_of, environment_of, facts_of, job_of, space_of
@@ -55,42 +55,39 @@ class ScriptResult:
 
 
 def tune_script(
-    starter: Starter,
+    command: ScriptCommand,
     run: RunFolder,
     limits: Mapping[str, Any],
     *,
     listener: Listener | None = None,
     verify: bool = True,
     accept_noise: bool = False,
-    global_batch: int | None = None,
 ) -> ScriptResult:
     """Find the fastest stable fields of a script's arguments, and write what starts it with them.
 
     Args:
-        starter: starts it; of a command `launch.sh` is written.
+        command: starts it.
         run: where everything is kept; a search that was started there goes on.
         limits: `budget`, `headroom`, `devices` and `fixed` of a job.
         verify: whether what was written is started.
         accept_noise: whether probes count that ran while others took the cores.
-        global_batch: rows of an optimizer step; None: what the script's arguments come to.
 
     Raises:
         UserError: it cannot be tuned from outside (exit code 2).
         MachineError: the machine cannot do it (exit code 3).
     """
     follower = listener or Listener()
-    verify = verify and isinstance(starter, ScriptCommand)
     options = Options(history=False, verify=verify, accept_noise=accept_noise)
     session: ScriptSession | None = None
 
     def opened(stack: contextlib.ExitStack) -> ScriptSession:
         nonlocal session
-        session = open_script(starter, run, limits, follower, stack, options, global_batch)
+        session = open_script(command, run, limits, follower, stack, options)
         return session
 
     with run.locked():
         if not run.exists():
-            begin(run, _kept(starter, limits, global_batch), options, file=run.script)
+            begin(run, _kept(command, limits), options, file=run.script)
         result = tuned(run, opened, str(run.database))
     if session is None or result.recommendation is None:
         return ScriptResult(result=result, look=session.look if session else None)
@@ -103,35 +100,28 @@ def tune_script(
     )
 
 
-def _kept(starter: Starter, limits: Mapping[str, Any], global_batch: int | None) -> str:
+def _kept(command: ScriptCommand, limits: Mapping[str, Any]) -> str:
     """Return the text that the run's folder keeps in place of a job."""
-    command = starter if isinstance(starter, ScriptCommand) else None
-    kept = {
-        "words": list(command.words) if command else [],
-        "folder": str(command.folder) if command else "",
-        "limits": dict(limits),
-        "global_batch": global_batch,
-    }
+    kept = {"words": list(command.words), "folder": str(command.folder), "limits": dict(limits)}
     return json.dumps(kept, indent=1)
 
 
 def open_script(
-    starter: Starter,
+    command: ScriptCommand,
     run: RunFolder,
     limits: Mapping[str, Any],
     listener: Listener,
     stack_of_run: contextlib.ExitStack,
     options: Options,
-    global_batch: int | None,
 ) -> ScriptSession:
     """Return everything that the run of a script needs, made now or as it was left."""
     with faults_of_limits("budget"):
         budget = Budget.model_validate(as_budget(limits.get("budget", {})))
     deadline = Deadline(total_s=budget.total)
     with deadline.cuts():
-        seen = look_of(starter, run, LOOK_S * budget.probe_minutes, listener)
+        seen = look_of(command, run, LOOK_S * budget.probe_minutes, listener)
     with faults_of_limits():
-        job = job_of(seen, limits, global_batch)
+        job = job_of(seen, limits)
     locked = job.devices.model_copy(update={"count": seen.ways})
     stack_of_run.enter_context(devices_locked(locked, run.path, listener.waiting))
     device = devices.detect(seen.device_kind, job.devices.index, seen.ways)
@@ -157,7 +147,7 @@ def open_script(
         expectations=expectations,
         options=options,
         deadline=deadline,
-        starter=starter,
+        command=command,
         look=seen,
     )
 
@@ -177,11 +167,11 @@ def faults_of_limits(*room: str) -> Iterator[None]:
         raise UserError(*problems) from None
 
 
-def look_of(starter: Starter, run: RunFolder, timeout_s: float, listener: Listener) -> Look:
+def look_of(command: ScriptCommand, run: RunFolder, timeout_s: float, listener: Listener) -> Look:
     """Return the look at the script, now or when the search began."""
     earlier = read_json(run.survey.path / "look.json")
     if earlier is not None:
         with contextlib.suppress(*NONSENSE):
             return Look.from_plain(earlier)
     listener.remarked("a look at what it trains: it is started until its training begins ...")
-    return look(starter, run.survey, timeout_s)
+    return look(command, run.survey, timeout_s)

@@ -199,7 +199,6 @@ def test_a_developer_has_what_one_extra_asks_for() -> None:
     ("words", "completed"),
     [
         (["pla"], ["plan"]),
-        (["completion", ""], ["bash", "zsh", "fish"]),
         (["plan", "--device"], ["--device", "--devices"]),
     ],
 )
@@ -208,7 +207,7 @@ def test_bash_completes_what_is_installed(
 ) -> None:
     script = (
         f'PATH="{installed.folder}/bin:$PATH"\n'
-        'eval "$(autotune completion bash)"\n'
+        'eval "$(_AUTOTUNE_COMPLETE=bash_source autotune)"\n'
         f"COMP_WORDS=(autotune {shlex.join(words)}) COMP_CWORD={len(words)}\n"
         "_autotune_completion autotune\n"
         'printf "%s\\n" "${COMPREPLY[@]}"\n'

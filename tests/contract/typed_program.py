@@ -1,6 +1,5 @@
 """A program on what `import autotune` gives, read by a type checker (`test_distribution.py`)."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import assert_type
 
@@ -33,18 +32,10 @@ def best(file: Path) -> autotune.Answer:
     return found if found.safe else planned
 
 
-def fields_of(make_trainer: Callable[[], object]) -> Mapping[str, object]:
-    """What a Trainer that a function makes is best given."""
-    tuned = autotune.tune_trainer(make_trainer, global_batch_size=64, listener=Counting())
-    assert_type(tuned.result.stop_reason, str)
-    return tuned.fields
-
-
 def wrong(file: Path) -> None:
     """What a checker has to refuse: an ignore that nothing needs is an error."""
     autotune.plan(file)  # type: ignore[arg-type]
     autotune.tune(autotune.load_job(file), verify="no")  # type: ignore[arg-type]
-    autotune.tune_trainer(3)  # type: ignore[arg-type]
     autotune.load_job(3)  # type: ignore[arg-type]
     autotune.nothing  # type: ignore[attr-defined]  # noqa: B018
 

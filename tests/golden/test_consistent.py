@@ -11,7 +11,6 @@ from bundle_cases import CASES
 from click.testing import CliRunner
 from test_consumers import parsed_fields, trl
 
-from autotune.bundle.bundle import AUTO_FILE, auto_deepspeed
 from autotune.bundle.check.asking import Checked
 from autotune.bundle.check.files import DEFAULTS
 from autotune.bundle.check.read import read_launch
@@ -43,24 +42,6 @@ def check(*arguments):
 def test_a_bundle_agrees_with_itself(name, tmp_path):
     folder = bundle_in(tmp_path / "bundle", name)
     assert checked(read_launch(folder)) == Checked(problems=())
-
-
-def test_the_file_with_auto_agrees_with_everybody(tmp_path):
-    case = CASES["zero3"]()
-    candidate = case.recommendation.chosen.candidate
-    text = auto_deepspeed(case.job, case.facts, candidate)
-    folder = bundle_in(tmp_path / "bundle", "zero3")
-    (folder / AUTO_FILE).write_text(text, encoding="utf-8")
-    assert check(folder).exit_code == 0
-    assert check(folder, "--deepspeed", AUTO_FILE).exit_code == 0
-    filled = json.loads(text)
-    assert (filled["gradient_accumulation_steps"], filled["bf16"]["enabled"]) == ("auto", "auto")
-    assert filled["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
-    other_case = CASES["fsdp2"]()
-    assert (
-        auto_deepspeed(other_case.job, other_case.facts, other_case.recommendation.chosen.candidate)
-        is None
-    )
 
 
 def test_fsdp_is_not_emitted_for_cpus():

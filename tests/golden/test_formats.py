@@ -1,9 +1,6 @@
 """A bundle in other forms, read by those it is written for; where they do not install, by our own
 importer: it must find the training that went out."""
 
-import ast
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.bundle.formats.format import FORMATS, formatted
+from autotune.bundle.formats.written import FORMATS, formatted
 from autotune.cli.emit import FORMATS as NAMES
 from autotune.errors import UserError
 from autotune.job.yaml_file import parse_yaml
@@ -20,10 +17,6 @@ from autotune.space.foreign.importing import GivenFile, Wishes, import_job
 
 RECORDED = Path(__file__).parent / "recorded"
 BUNDLES = sorted(folder.name for folder in RECORDED.iterdir())
-ON_CPU = [
-    *("cpu_full", "cpu_lora", "dpo", "dpo_qlora", "kto", "reward", "rloo", "grpo", "no_data"),
-    "nasty_paths",
-]
 OTHERS = ("cpu_full", "cpu_lora", "cuda_bf16", "dpo", "dpo_qlora", "kto", "zero3", "zero2_alone")
 
 
@@ -50,68 +43,6 @@ def test_every_bundle_has_a_form_or_a_reason(bundle, form):
         return
     assert all(isinstance(text, str) for text in found.files.values())
     assert all(reason for reason in found.lost.values())
-
-
-@pytest.mark.parametrize("bundle", BUNDLES)
-def test_files_that_a_bundle_has_are_given_as_they_are(bundle):
-    own = texts(bundle)
-    assert formatted(own, "accelerate").files == {"accelerate.yaml": own["accelerate.yaml"]}
-    ((name, text),) = formatted(own, "trl").files.items()
-    assert own[name] == text
-    if "deepspeed.json" in own:
-        assert formatted(own, "deepspeed").files == {"deepspeed.json": own["deepspeed.json"]}
-
-
-@pytest.mark.parametrize("bundle", ON_CPU)
-def test_transformers_reads_its_arguments(bundle, tmp_path):
-    from transformers import HfArgumentParser, TrainingArguments
-
-    found = formatted(texts(bundle), "training-arguments")
-    file = tmp_path / "arguments.json"
-    file.write_text(found.files["training_arguments.json"], encoding="utf-8")
-    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(file))
-    sent = config(bundle)
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"):
-        assert getattr(arguments, name) == sent[name]
-    assert set(json.loads(file.read_text())) | set(found.lost) >= set(sent)
-
-
-@pytest.mark.parametrize("bundle", ON_CPU)
-def test_trls_own_parser_reads_the_script(bundle):
-    from importlib import import_module
-
-    found = formatted(texts(bundle), "python")
-    tree = ast.parse(found.files["train.py"])
-    told = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "CONFIG"
-    )
-    assert told == config(bundle)
-    module = next(node.module for node in tree.body if isinstance(node, ast.ImportFrom))
-    parsed = import_module(module).make_parser().parse_dict(told)
-    assert parsed[1].gradient_accumulation_steps == told["gradient_accumulation_steps"]
-    assert parsed[2].model_name_or_path == told["model_name_or_path"]
-
-
-def test_a_notebook_has_the_program_and_starts_it():
-    found = formatted(texts("cpu_lora"), "notebook")
-    notebook = json.loads(found.files["train.ipynb"])
-    first, second = ("".join(cell["source"]) for cell in notebook["cells"])
-    compile(first, "cell", "exec")
-    assert second == "train()"
-    assert notebook["nbformat"] == 4
-    with pytest.raises(UserError, match="trains on one device"):
-        formatted(texts("zero3"), "notebook")
-
-
-@pytest.mark.parametrize("bundle", BUNDLES)
-def test_bash_reads_slurms_job_and_the_variables(bundle, tmp_path):
-    found = formatted(texts(bundle), "slurm")
-    subprocess.run(["bash", "-n"], input=found.files["launch.slurm"], text=True, check=True)
-    variables = tmp_path / ".env"
-    variables.write_text(formatted(texts(bundle), "env").files[".env"], encoding="utf-8")
-    subprocess.run(["bash", "-eu", str(variables)], check=True)
 
 
 def spread(name: str, processes: int, machines: int) -> dict[str, str]:
@@ -149,19 +80,6 @@ def test_processes_that_machines_cannot_share_are_refused():
         formatted(spread("zero3", 3, 2), "llamafactory")
 
 
-@pytest.mark.parametrize("form", ["trl", "training-arguments"])
-def test_a_trainers_file_says_nothing_of_processes_and_that_is_told(form):
-    told = formatted(texts("zero3"), form).lost["processes"]
-    assert told.startswith("start 8 processes (DEEPSPEED): `accelerate launch --config_file")
-    assert "`--format accelerate` and `--format deepspeed`" in told
-    assert "processes" not in formatted(texts("cpu_lora"), form).lost
-
-
-def test_slurm_gives_a_training_on_the_cpu_no_gpu():
-    assert "--gpus-per-node=8" in formatted(texts("zero3"), "slurm").files["launch.slurm"]
-    assert "gpus" not in formatted(texts("cpu_lora"), "slurm").files["launch.slurm"]
-
-
 def test_axolotl_chooses_the_kernel_where_the_bundle_says_none():
     own = texts("cpu_lora")
     sent = {n: v for n, v in config("cpu_lora").items() if n != "attn_implementation"}
@@ -171,7 +89,7 @@ def test_axolotl_chooses_the_kernel_where_the_bundle_says_none():
 
 def test_a_folder_without_a_trainers_file_is_refused():
     with pytest.raises(UserError, match="not a bundle: the trainer's YAML"):
-        formatted({"accelerate.yaml": ""}, "trl")
+        formatted({"accelerate.yaml": ""}, "axolotl")
 
 
 @pytest.mark.parametrize("bundle", OTHERS)

@@ -14,7 +14,7 @@ from tests.server.finished_run import FinishedRun
 from tests.server.simulated_worker import SimulatedWorker
 from tests.unit.report.hostile import hostile
 
-PLOTS = 6
+PLOTS = 2
 EACH_TIME = [("plain", "light", (360, 1200)), ("hostile", "dark", (360, 1200))]
 ALL = [(name, scheme, (360, 768, 1200, 1600)) for name in ("plain", "hostile")
        for scheme in ("light", "dark")]  # fmt: skip

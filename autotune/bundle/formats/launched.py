@@ -80,19 +80,6 @@ class Launched:
         return count
 
     @property
-    def start(self) -> str:
-        """The command before a program's name, where accelerate starts it; empty: Python does."""
-        if self.processes == 1 and self.deepspeed is None:
-            return ""
-        return "accelerate launch --config_file accelerate.yaml"
-
-    @property
-    def launch_files(self) -> Mapping[str, str]:
-        """The files that `start` reads."""
-        names = ("accelerate.yaml", *([DEEPSPEED_FILE] if self.deepspeed is not None else ()))
-        return {name: self.texts[name] for name in names} if self.start else {}
-
-    @property
     def kind(self) -> str:
         """The kind of sharding, as accelerate names it (`distributed_type`)."""
         return str(self.accelerate.get("distributed_type", "NO"))

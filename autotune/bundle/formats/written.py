@@ -2,7 +2,7 @@
 inverted. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -116,6 +116,25 @@ def llama_factory(bundle: Launched) -> Formatted:
     start = f"{starts}llamafactory-cli train llamafactory.yaml"
     registry = {"dataset_info.json": _registry(config)}
     return _written(bundle, "llamafactory.yaml", theirs, start, lost, registry)
+
+
+FORMATS: Mapping[str, Callable[[Launched], Formatted]] = {
+    "axolotl": axolotl,
+    "llamafactory": llama_factory,
+}
+
+
+def formatted(texts: Mapping[str, str], name: str) -> Formatted:
+    """Return a bundle in another form.
+
+    Args:
+        texts: the bundle's files.
+        name: one of `FORMATS`.
+
+    Raises:
+        UserError: the form cannot say it.
+    """
+    return FORMATS[name](Launched.of(texts))
 
 
 def _refuse(bundle: Launched, methods: tuple[str, ...], what: str) -> None:

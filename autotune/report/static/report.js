@@ -37,10 +37,6 @@
       hoverlabel: { align: "left", bgcolor: seen("--surface"), bordercolor: seen("--edge"), font: { color: seen("--text") } },
       legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, xanchor: "left" },
     };
-    if (narrow && given.grid) {
-      layout.grid = { ...given.grid, rows: given.grid.columns, columns: 1 };
-      layout.height = 1.8 * given.height;
-    }
     for (const name of Object.keys(given).filter((key) => /^[xy]axis/.test(key))) {
       layout[name] = { ...axis, ...given[name] };
     }

@@ -113,8 +113,7 @@ class Watch:
             gpus = visible_gpus()
             self.memory = CudaMemory(limit, gpus[index] if index < len(gpus) else index)
             return
-        if not self.request.forked:
-            name_template(os.getpid())
+        name_template(os.getpid())
         self.memory = CpuMemory(limit)
 
     def on_trainer(self, trainer: Any) -> None:
@@ -134,12 +133,12 @@ class Watch:
         """Look or measure, and end the process.
 
         Raises:
-            RuntimeError: its arguments are of before, so that no field of them can be set.
+            RuntimeError: its arguments were not made here, so no field of them can be set.
         """
         if not self._made_arguments:
             raise RuntimeError(
-                "the arguments were made before the function was called, so autotune "
-                "cannot set their fields: make them within the function"
+                "the arguments were not made here (loaded from a file?), so autotune cannot set "
+                "their fields: make them in the script"
             )
         self.silence(trainer.args)  # the script may have set them since
         if self.request.mode == LOOK:

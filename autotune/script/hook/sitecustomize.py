@@ -42,10 +42,7 @@ class Hook:
                 self._actions[name] = lambda module: self._child.on_parser(module.HfArgumentParser)
 
     def install(self) -> None:
-        """Change what is imported already, and the rest as soon as it is."""
-        for name, action in self._actions.items():
-            if name in sys.modules:
-                action(sys.modules[name])
+        """Change what is imported, as soon as it is."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -78,10 +75,7 @@ class Hook:
 
     def _on_arguments(self, module: Any) -> None:
         kind = module.TrainingArguments
-        waiting = [kind]
-        while waiting:  # those that are there already
-            self._wrap(waiting[-1])
-            waiting += waiting.pop().__subclasses__()
+        self._wrap(kind)
         hook = self
 
         def __init_subclass__(cls: Any, /, **options: Any) -> None:

@@ -1,34 +1,17 @@
-"""What the service knows: devices, methods, built-in models, its workers, its health; and whether
-files of a launch that came as text agree."""
+"""What the service knows: devices, methods, built-in models, its workers, its health."""
 
-import json
-import tempfile
-import threading
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-import yaml
 from fastapi import APIRouter, Request, Response
 
 from autotune import __version__
-from autotune.bundle.check.asking import Checked, check_launch, rules_alone
-from autotune.bundle.check.read import read_launch
-from autotune.errors import UserError, nearest, user_error
 from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers, more_kinds
 from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.server.access.callers import Caller, ServiceOf
-from autotune.server.access.untrusted import MOST_TEXT, check_data, check_text, check_yaml
-from autotune.server.api.problems import ProblemItem, items
 from autotune.server.metrics import CONTENT_TYPE, Metrics
 from autotune.server.store.values import Value, WorkerInfo
-from autotune.server.submission import without_folder
 
 router = APIRouter(tags=["facts"])
 operation = APIRouter(include_in_schema=False)
-ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
-_asking = threading.Lock()
 
 
 class Health(Value):
@@ -67,30 +50,6 @@ class KnownModelInfo(Value):
     name: str
     hub_id: str
     parameters: int
-
-
-class Files(Value):
-    """The files of a launch, each as text."""
-
-    trainer: str
-    """The YAML of the training arguments."""
-    accelerate: str
-    """The YAML that `accelerate launch` reads."""
-    deepspeed: str | None = None
-    """The JSON that DeepSpeed reads."""
-    method: str
-    """The training method, such as `sft`."""
-
-
-class Check(Value):
-    """The result of a check of a launch's files."""
-
-    agree: bool
-    problems: list[ProblemItem]
-    conditions: list[str]
-    """Conditions on which they agree, such as a number of processes."""
-    not_asked: str | None
-    """The reason why the installed libraries were not asked; null: they were."""
 
 
 @router.get("/health")
@@ -151,97 +110,8 @@ def list_workers(service: ServiceOf, _: Caller) -> list[WorkerInfo]:
     return [worker for worker, _ in service.queue.workers()]
 
 
-@router.post("/check")
-def check_files(_: Caller, files: Files) -> Check:
-    """Check whether the files of a launch agree, as `autotune check` does."""
-    found = checked(files)
-    return Check(
-        agree=not found.problems,
-        problems=items(found.problems),
-        conditions=list(found.conditions),
-        not_asked=found.unasked or None,
-    )
-
-
 @operation.get("/metrics")
 def get_metrics(request: Request, _: Caller) -> Response:
     """Return the service's metrics, for Prometheus."""
     metrics: Metrics = request.app.state.metrics
     return Response(metrics.text(), media_type=CONTENT_TYPE)
-
-
-def checked(files: Files) -> Checked:
-    """Return where the files disagree. One check at a time asks the installed libraries, in a
-    child.
-
-    Raises:
-        UserError: a file cannot be read, or names one that was not sent: nothing else on this
-            machine is looked at.
-    """
-    method = METHODS.get(files.method)
-    if method is None:
-        hint = nearest(files.method, METHODS)
-        raise user_error(f"there is no method `{files.method}`", where="method", hint=hint)
-    trainer, accelerate = _yaml(files.trainer, "trainer"), _yaml(files.accelerate, "accelerate")
-    if files.deepspeed is None:
-        _refuse_named(trainer, accelerate)
-    else:
-        _check_json(files.deepspeed)
-    with tempfile.TemporaryDirectory(prefix="autotune-check-") as scratch:
-        folder = Path(scratch)
-        (folder / method.config_file).write_text(files.trainer, encoding="utf-8")
-        (folder / ACCELERATE).write_text(files.accelerate, encoding="utf-8")
-        if files.deepspeed is not None:
-            (folder / DEEPSPEED).write_text(files.deepspeed, encoding="utf-8")
-        try:
-            launch = read_launch(
-                folder,
-                trainer=Path(method.config_file),
-                accelerate=Path(ACCELERATE),
-                deepspeed=None if files.deepspeed is None else Path(DEEPSPEED),
-                method=method.name,
-            )
-        except UserError as error:
-            raise UserError(
-                *(without_folder(problem, scratch) for problem in error.problems)
-            ) from None
-        if not _asking.acquire(blocking=False):
-            return rules_alone(launch, "another check is asking them")
-        try:
-            return check_launch(launch)
-        finally:
-            _asking.release()
-
-
-def _yaml(text: str, where: str) -> Mapping[str, Any]:
-    """Return the content of a file, as the check will read it.
-
-    Raises:
-        UserError: it is too large or not plain, or no YAML.
-    """
-    check_yaml(text, where)
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
-        reason = str(error).splitlines() or [type(error).__name__]
-        raise user_error(f"cannot be read: {reason[0]}", where=where) from None
-    check_data(data, where)
-    return data if isinstance(data, Mapping) else {}
-
-
-def _check_json(text: str) -> None:
-    check_text(text, "deepspeed", MOST_TEXT)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise user_error(f"cannot be read: {error}", where="deepspeed") from None
-    check_data(data, "deepspeed")
-
-
-def _refuse_named(trainer: Mapping[str, Any], accelerate: Mapping[str, Any]) -> None:
-    section = accelerate.get("deepspeed_config")
-    named: Any = section.get("deepspeed_config_file") if isinstance(section, Mapping) else None
-    named = named or trainer.get("deepspeed")
-    if isinstance(named, str):
-        hint = "send its text as `deepspeed`"
-        raise user_error(f"DeepSpeed's file {named} was not sent", where="deepspeed", hint=hint)

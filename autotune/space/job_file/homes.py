@@ -56,11 +56,6 @@ _OTHER_VALUES: dict[tuple[str, Any], Any] = {
     ("dtype", "fp16"): "float16",
     ("dtype", "fp32"): "float32",
 }
-_RENAMED = {
-    ("learning_rate", "kept"): "leave it out",
-    ("learning_rate", "scaled"): "write `learning_rate_scaling: by_batch`",
-}
-"""Fields with a value that had another name before."""
 _SEARCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "gradient_accumulation_steps": (
         "it follows from `global_batch_size` and the micro-batch",
@@ -118,8 +113,6 @@ def home_of(
         fields: the training fields of its method.
         by_flag: whether it came as `--set name=value`.
     """
-    if isinstance(value, str) and (name, value) in _RENAMED:
-        return _RENAMED[name, value]
     if value is False and name in ("bf16", "fp16"):
         full = Home(("precision",), "fp32").told(by_flag)
         return f"leave it out; to train without mixed precision {full}"

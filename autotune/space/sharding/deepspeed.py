@@ -18,7 +18,7 @@ size of the one they reduce gradients in. Loss scaling is DeepSpeed's default
 (`deepspeed/runtime/precision_config.py`), made explicit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.facts import Facts
@@ -33,13 +33,6 @@ from autotune.space.sharding.sharding import (
 FILE = "deepspeed.json"
 CPU_ADAMW = ("adamw_torch", "adamw_torch_fused")
 """Values of `optim` that an offloaded optimizer really stands for: torch's AdamW."""
-FILLED_BY_TRAINER = (
-    *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-    *("bf16.enabled", "fp16.enabled", f"zero_optimization.{BUCKET_SIZE}"),
-    f"zero_optimization.{PREFETCHED}",
-    f"zero_optimization.{PERSISTENCE}",
-)
-"""What transformers fills in where a file says `auto`."""
 MAX_REUSE_DISTANCE = 1_000_000_000
 """Elements that may be used in between, and weights stay gathered for their next use: DeepSpeed's
 default, as the next two."""
@@ -80,42 +73,14 @@ def deepspeed_config(
     }
 
 
-def auto_config(
-    sharding: Sharding, config: Mapping[str, Any], hidden_size: int | None, **fields: Any
-) -> dict[str, Any]:
-    """Return the same file with `auto` wherever transformers' Trainer fills that very value in, for
-    those who keep their own TrainingArguments. Arguments are those of `deepspeed_config`."""
-    file = deepspeed_config(sharding, config, hidden_size, **fields)
-    sizes = (BUCKET_SIZE, PREFETCHED, PERSISTENCE)
-    arguments = {
-        f"zero_optimization.{name}"
-        for name in sizes
-        if getattr(sharding, name) not in (None, default_size(name, hidden_size))
-    }
-    for name in sorted(set(FILLED_BY_TRAINER) - arguments):
-        *parts, last = name.split(".")
-        section = file
-        for part in parts:
-            section = section[part]
-        if last in section or last == "gradient_clipping":
-            section[last] = "auto"
-    return file
-
-
 def deepspeed_of(
-    sharding: Sharding,
-    config: Mapping[str, Any],
-    facts: Facts,
-    make: Callable[..., dict[str, Any]] = deepspeed_config,
+    sharding: Sharding, config: Mapping[str, Any], facts: Facts
 ) -> dict[str, Any] | None:
-    """Return the file of a candidate on the device of the facts; None where it is not DeepSpeed's.
-
-    Args:
-        make: `deepspeed_config`, or `auto_config`.
-    """
+    """Return the file of a candidate on a device; None where it is not DeepSpeed's."""
     if sharding.distributed_type != DEEPSPEED:
         return None
-    return make(sharding, config, facts.model.hidden_size, device_kind=facts.device.kind)
+    hidden_size, kind = facts.model.hidden_size, facts.device.kind
+    return deepspeed_config(sharding, config, hidden_size, device_kind=kind)
 
 
 def _clipping(config: Mapping[str, Any]) -> dict[str, float]:

@@ -23,7 +23,7 @@ print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
 COMMANDS = [
     *("init", "import"),
     *("run", "plan", "limits", "advise", "probe", "verify", "emit", "check", "report"),
-    *("validate", "serve", "worker", "doctor", "completion"),
+    *("validate", "serve", "worker", "doctor"),
 ]
 
 
@@ -61,22 +61,6 @@ def test_closed_streams_are_as_empty_ones(tmp_path, streams):
         open_, closed = ends
         assert (open_.returncode, closed.returncode) == (code, code)
         assert closed.stdout in ("", open_.stdout) and closed.stderr in ("", open_.stderr)
-
-
-@pytest.mark.parametrize(
-    ("shell", "line"),
-    [
-        ("bash", "complete -o nosort -F _autotune_completion autotune"),
-        ("zsh", "compdef _autotune_completion autotune"),
-        ("fish", "complete --no-files --command autotune"),
-    ],
-)
-def test_a_shell_gets_the_script_that_completes(shell, line):
-    result = call("completion", shell)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert line in result.stdout
-    assert f"_AUTOTUNE_COMPLETE={shell}_complete" in result.stdout
-    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in refused("completion", "tcsh")
 
 
 def test_help_loads_nothing_heavy():
@@ -124,15 +108,6 @@ def test_validate_prints_one_json_object(nasty_dir):
     assert (plain["schema"], plain["valid"]) == (1, True)
     assert plain["job"]["model"] == str(nasty_dir / "m")
     assert len(result.stdout.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [(("space", "show"), "validate --space"), (("env",), "doctor --json")]
-)
-def test_an_older_name_answers_with_the_new_one_and_says_so(old, new):
-    result = call(*old, "--help")
-    assert result.stdout.startswith(f"Usage: autotune {new.split()[0]} ")
-    assert result.stderr == f"`autotune {old[0]}` is now `autotune {new}`\n"
 
 
 def test_every_problem_of_a_bad_job_is_told_at_once(tmp_path):

@@ -119,12 +119,6 @@ def test_another_probe_can_be_emitted(past, tmp_path):
     assert same == emitted(past, tmp_path / "d")
 
 
-def test_a_file_with_auto_is_deepspeeds(past, tmp_path):
-    stderr = refused("emit", past.path, "--out", tmp_path / "bundle", "--auto")
-    assert "--auto: the recommended configuration does not train with DeepSpeed" in stderr
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 6, -1])
 def test_a_probe_that_is_not_stable_is_not_emitted(past, number, tmp_path):
     stderr = refused("emit", past.path, "--out", tmp_path / "bundle", "--probe", number)

@@ -9,6 +9,7 @@ import pytest
 from autotune.cli.views.events import EVENTS, recorded
 from autotune.errors import UserError
 from autotune.run.listener import Listener
+from tests.unit.past_run import write_job
 
 PROGRAM = [sys.executable, "-m", "autotune"]
 
@@ -38,8 +39,8 @@ def test_help_on_a_full_disk_is_an_error_in_words() -> None:
     assert (done.returncode, done.stderr) == (3, "error: No space left on device\n")
 
 
-def test_a_reader_that_ends_early_is_no_error_of_the_machine() -> None:
-    command = [*PROGRAM, "completion", "bash"]
+def test_a_reader_that_ends_early_is_no_error_of_the_machine(tmp_path: Path) -> None:
+    command = [*PROGRAM, "validate", str(write_job(tmp_path))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()

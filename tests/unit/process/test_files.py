@@ -156,7 +156,7 @@ def test_a_place_that_cannot_be_written_is_refused_with_words(tmp_path: Path) ->
     for place in ("link", "link/x", "file/x", "a" * 300, "/proc/x"):
         for command in (
             ("emit", run.path, "--out"),
-            ("emit", run.path, "--format", "trl", "--out"),
+            ("emit", run.path, "--format", "axolotl", "--out"),
             ("run", tmp_path / "job.yaml", "--out"),
             ("plan", tmp_path / "job.yaml", "--emit"),
             ("report", run.path, "--html"),

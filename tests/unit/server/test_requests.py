@@ -72,7 +72,7 @@ def test_at_all_addresses_it_is_called_by_address_and_not_by_any_name(serve: Ser
 )
 def test_pages_of_other_sites_change_nothing(served: Served, headers: dict[str, str]) -> None:
     body = json.dumps({"job": JOB})
-    for path in (PLANS, "/api/v1/check", f"{PLANS}/{'0' * 16}/cancel"):
+    for path in (PLANS, f"{PLANS}/{'0' * 16}/cancel"):
         assert served.client.post(path, content=body, headers=headers).status_code == 403
     assert served.client.delete(f"{PLANS}/{'0' * 16}", headers=headers).status_code in (403, 404)
     assert not served.service.works.counts()
@@ -95,11 +95,9 @@ def test_a_program_that_sends_no_type_is_told_to(served: Served) -> None:
 
 
 def test_a_refusal_is_called_what_it_is(served: Served) -> None:
-    files = {"trainer": "a: [", "accelerate": "b: 1", "method": "sft"}
     for answer in (
         served.client.get(PLANS, params={"per_page": 0}),
         served.client.get(f"{PLANS}/x"),
-        served.client.post("/api/v1/check", json=files),
     ):
         assert (answer.status_code, answer.json()["title"]) == (422, "The request is not right")
     assert served.submit({"model": 1}).json()["title"] == "The job cannot be taken"

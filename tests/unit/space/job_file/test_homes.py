@@ -20,7 +20,6 @@ def _model_and_data(tmp_path):
         ("fp16: true", "write `precision: fp16`"),
         ("bf16: false", "leave it out"),
         ("learning_rate: 2e-4", "write `training: {learning_rate: 0.0002}`"),
-        ("learning_rate: scaled", "write `learning_rate_scaling: by_batch`"),
         ("lr: 2e-4", "write `training: {learning_rate: 0.0002}`"),
         ("num_train_epochs: 3", "write `training: {num_train_epochs: 3}`"),
         ("epochs: 3", "write `training: {num_train_epochs: 3}`"),

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from autotune.bundle.bundle import auto_deepspeed
 from autotune.errors import UserError
 from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.plan.questions.changes import more_devices
@@ -14,7 +13,7 @@ from autotune.space.definition import load_definition, parse_definition, shipped
 from autotune.space.job_shape import rows_of_step
 from autotune.space.sharding.sharding import sharding_of
 from autotune.space.trl_config import settings
-from tests.unit.builders import make_facts, make_job, make_space
+from tests.unit.builders import make_facts, make_job
 
 
 def space(**fields):
@@ -112,11 +111,3 @@ def test_another_device_is_no_way_out_where_the_number_is_pinned():
     job = make_job(method="grpo", devices={"count": 2}, global_batch_size=16)
     assert list(more_devices(job))
     assert not list(more_devices(job.model_copy(update={"fixed": {"num_processes": 2}})))
-
-
-def test_the_file_with_auto_has_the_sizes_of_a_model_without_a_hidden_size():
-    job = make_job(devices={"count": 2}, fixed={"distributed_type": "DEEPSPEED"})
-    facts = make_facts()
-    facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, hidden_size=None))
-    text = auto_deepspeed(job, facts, make_space(job, facts).candidates[0])
-    assert text is not None and '"allgather_bucket_size": 500000000' in text

@@ -6,7 +6,7 @@ from autotune.errors import UserError
 from autotune.report.candidate_lines import describe
 from autotune.space.bind import bind
 from autotune.space.definition import DEFAULT_SIZE, LARGER_SIZES, parse_definition, shipped_space
-from autotune.space.sharding.deepspeed import auto_config, bucket_sizes, deepspeed_of, default_size
+from autotune.space.sharding.deepspeed import bucket_sizes, deepspeed_of, default_size
 from autotune.space.sharding.sharding import ZERO_FIELDS, sharding_of
 from tests.unit.builders import make_facts, make_job, shipped
 from tests.unit.loading import load
@@ -122,19 +122,6 @@ def test_deepspeed_gathers_in_buckets_of_an_even_size():
     fields = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "reduce_bucket_size": 1001}
     zero = deepspeed_of(sharding_of(fields, 2), FLAT, make_facts("cuda"))["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (1001, 1002)
-
-
-def test_auto_stands_for_no_size_that_was_chosen():
-    def auto(**sizes):
-        fields = {"distributed_type": "DEEPSPEED", "zero_stage": 3, **sizes}
-        file = auto_config(sharding_of(fields, 2), FLAT, HIDDEN, device_kind="cuda")
-        return file["zero_optimization"]
-
-    auto_sizes = auto(reduce_bucket_size=HIDDEN**2, stage3_param_persistence_threshold=10 * HIDDEN)
-    assert auto_sizes == auto()
-    smaller = auto(reduce_bucket_size=256)
-    assert smaller["reduce_bucket_size"] == 256
-    assert smaller["stage3_prefetch_bucket_size"] == "auto"
 
 
 def test_a_space_of_ones_own_opens_them_by_a_word():
