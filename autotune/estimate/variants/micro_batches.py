@@ -120,10 +120,12 @@ def sizes_to_trace(
     smallest_with_chunks: int,
     most_unsorted: int | None = None,
     linear: bool = False,
+    multiple: int = 1,
 ) -> TracedSizes:
     """Return the fewest sizes from which each wanted one follows.
 
     Args:
+        multiple: of which each size is one: sequences come in pairs.
         linear: whether flat rows have no mask of tokens x tokens: their kernels need none.
         smallest_with_chunks: the smallest size whose loss has enough chunks to be resized.
         most_unsorted: the largest size whose kernels are others than those of larger sizes; None:
@@ -132,20 +134,22 @@ def sizes_to_trace(
     sizes = sorted(set(wanted_sizes))
     low = max(smallest_with_chunks, 1 if flat else 2)
     if most_unsorted is None or sizes[0] > most_unsorted:
-        first = low if most_unsorted is None else max(low, _above(most_unsorted, flat=flat))
+        least = 0 if most_unsorted is None else _above(most_unsorted, multiple, flat=flat)
+        first = max(low, least)
         return _family(sizes, first, None, flat=flat, linear=linear)
     unsorted = [n for n in sizes if n <= most_unsorted]
     below = _family(unsorted, low, most_unsorted, flat=flat, linear=linear)
     larger = [n for n in sizes if n > most_unsorted]
     if not larger:
         return below
-    first = max(low, _above(most_unsorted, flat=flat))
+    first = max(low, _above(most_unsorted, multiple, flat=flat))
     above = _family(larger, first, None, flat=flat, linear=linear, others=len(below.every))
     return TracedSizes(direct=below.direct + above.direct, families=below.families + above.families)
 
 
-def _above(size: int, *, flat: bool) -> int:
-    return (size // 128 + 1) * 128 if flat else size + 1
+def _above(size: int, multiple: int, *, flat: bool) -> int:
+    step = 128 if flat else multiple
+    return (size // step + 1) * step
 
 
 def _family(

@@ -143,6 +143,7 @@ class OfflineEstimates(Retracing):
             smallest_with_chunks=smallest,
             most_unsorted=unsorted if is_sorted else None,
             linear=self._flash,
+            multiple=self._per_row,
         )
 
     def _micro_batch(self, size: int, length: int, padded: bool) -> MicroBatch:

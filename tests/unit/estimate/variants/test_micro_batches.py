@@ -185,3 +185,11 @@ def test_a_histogram_counts_every_micro_batch_once(sizes):
     assert sum(count for *_, count in bins) == len(sizes)
     assert [(tokens, padded) for tokens, padded, _ in bins] == sorted(set(sizes))
     assert all(sizes.count((tokens, padded)) == count for tokens, padded, count in bins)
+
+
+def test_what_comes_in_pairs_is_traced_in_pairs():
+    sizes = [2, 4, 8, 16, 32]
+    traced = sizes_to_trace(sizes, flat=False, smallest_with_chunks=2, most_unsorted=6, multiple=2)
+    assert traced.families and all(size % 2 == 0 for size in traced.every)
+    alone = sizes_to_trace(sizes, flat=False, smallest_with_chunks=2, most_unsorted=6)
+    assert 7 in alone.every
