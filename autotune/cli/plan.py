@@ -94,13 +94,7 @@ def command(
     if (machines := planned.several) is not None and server is None:
         _refuse_beside_several(emit=emit, record=record, only_default=only_default, every=every)
         return compare(planned, machines, *asked.values(), as_json=as_json)
-    for option, value in asked.items():
-        if value is not None:
-            raise user_error(
-                "it compares machines, but one device is planned for",
-                where=option,
-                hint="name several with `--device h100,l40s`, or `--device all`",
-            )
+    _refuse_beside_one(asked)
     if server is not None:
         return _by_server(server, planned, emit, as_json, only_default)
     refuse_used_folder(emit)
@@ -170,6 +164,16 @@ def _other_words(other: tuple[str, Any] | None) -> list[str]:
     from autotune.report.plan_answer import other_tuning_line
 
     return [] if other is None else [f"{escape(other_tuning_line(*other))}\n"]
+
+
+def _refuse_beside_one(asked: dict[str, str | None]) -> None:
+    for option, value in asked.items():
+        if value is not None:
+            raise user_error(
+                "it compares machines, but one device is planned for",
+                where=option,
+                hint="name several with `--device h100,l40s`, or `--device all`",
+            )
 
 
 def _refuse_beside_several(**options: Any) -> None:

@@ -18,7 +18,7 @@ _FORMS = "name kinds as `h100,4xl40s,rtx4090`, or `all`"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """So many devices of one kind.
+    """A number of devices of one kind.
 
     Attributes:
         count: None: as many as the job has.

@@ -132,31 +132,37 @@ def plan(
             effort = FASTEST if ways > MOST_WAYS else BY_FORMULA
             advisor = Advisor(estimator, kind, most=ways, effort=effort)
             answer, advice = _concluded(draft, estimator, advisor, advises=ways > 0)
-        if advice is not None and not advice.ways and kind is not None:
-            kept = None if key is None or not stored else cache.rows(key, list[Holder])
-            if kept is None:
+        if kind is not None and advice is not None and not advice.ways:
+            holders = cache.rows(key, list[Holder]) if key and stored else None
+            if holders is None:
                 holder = smallest_machine(job, definition, estimator, run, assume=assume)
-                kept = [] if holder is None else [holder]
+                holders = [] if holder is None else [holder]
             if key is not None:
-                cache.keep_rows(key, kept, list[Holder])
-            advice = dataclasses.replace(advice, holder=kept[0] if kept else None)
+                cache.keep_rows(key, holders, list[Holder])
+            advice = dataclasses.replace(advice, holder=next(iter(holders), None))
     if not stored and key and not draft.stopped:
         cache.write(key, facts, estimator.kept)
-    choices = draft.choices
+    seconds = round(time.monotonic() - began, 3)
+    made = _plan_of(draft, estimator, seconds=seconds, cached=stored is not None)
+    return dataclasses.replace(made, answer=answer, advice=advice)
+
+
+def _plan_of(draft: Draft, estimator: Estimator, *, seconds: float, cached: bool) -> Plan:
+    """Return the plan of a draft, without its conclusions."""
+    job, facts, choices = estimator.job, estimator.facts, draft.choices
     return Plan(
         facts=facts,
         space=draft.space,
         choices=choices,
-        answer=answer,
+        answer=None,
         packages=tuple(packages_to_install(job, facts, choices[0].candidate)),
-        advice=advice,
         assumed=(*job.assumed, *_assumed_rows(job)),
         estimates=draft.estimates,
         limit_bytes=estimator.limit,
         devices=job.devices.total,
         nodes=job.devices.nodes,
-        seconds=round(time.monotonic() - began, 3),
-        cached=stored is not None,
+        seconds=seconds,
+        cached=cached,
         not_installed=not_installed(job, facts),
         host_limit_bytes=host_limit(job.devices.host_memory, facts.device.kind, facts.host),
         by_formula=draft.by_formula,

@@ -160,7 +160,7 @@ def test_what_is_no_job_at_all_is_refused_in_words(text, tmp_path):
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     assert "cannot read the job file" in refused("validate", tmp_path / "none.yaml")
-    assert "is a directory" in refused("validate", tmp_path)
+    assert "is a folder, not a job file" in refused("validate", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["run", "probe", "validate", "validate --space"])
@@ -203,7 +203,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("model/config.json", True),
         ("empty", False),
         (".", False),
-        ("./qwen2.5-7b", False),
+        ("../model", False),
         ("~/model", False),
         ("/nowhere/model", False),
         ("job.yml", False),
