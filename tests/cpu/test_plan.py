@@ -300,7 +300,8 @@ def test_flags_alone_are_a_job_that_is_planned_by_both_tunings(autotune: Command
     for name in ("knobs", "peak_memory_bytes", "tokens_per_s"):
         assert given["answer"][name] == other["answer"][name]
     text = " ".join(autotune("plan", *flags).split())
-    assert text.startswith("LoRA (`--tuning lora`): 4 x 8") and "Use 4 x 8" in text
+    assert text.startswith("LoRA (`--tuning lora`): 4 x 8")
+    assert "1 of 1 candidates fit" in text
 
 
 def test_one_candidate_and_the_space_that_it_is_of_are_remembered_apart(plans: Plans) -> None:
