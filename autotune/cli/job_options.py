@@ -64,7 +64,7 @@ def names_model(job: Path) -> bool:
     """True if what stands in the place of a job is a model: its folder, its config.json, or a name
     that is neither a file here nor spelled as one."""
     if job.is_dir():
-        return job.suffix not in _SPELLINGS
+        return (job / "config.json").exists()
     if job.exists() or job.suffix in _SPELLINGS:
         text = readable_text(job, MOST_BYTES) if job.name == "config.json" else None
         return text is not None and '"model_type"' in text

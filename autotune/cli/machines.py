@@ -79,8 +79,13 @@ def _print_table(cells: list[list[str]]) -> None:
         ]
         line = "  ".join([*figures, row[-1]]).rstrip()
         echo(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…")
-    if any("ckpt" in row[-1] for row in cells):
-        echo("ckpt: gradient checkpointing; *: no other is both faster and cheaper")
+    signs = {
+        "ckpt: gradient checkpointing": any("ckpt" in row[-1] for row in cells),
+        "*: none is faster and cheaper": any(row[0] for row in cells),
+        ">: at least": any(text.startswith(">") for row in cells for text in row[:-1]),
+    }
+    if any(signs.values()):
+        echo("; ".join(text for text, is_there in signs.items() if is_there))
     echo("")
 
 
@@ -98,7 +103,7 @@ def _time(text: str | None) -> float | None:
 def _money(text: str | None, prices: Any) -> float | None:
     if text is None:
         return None
-    number = re.fullmatch(r"[$€£]?\s*([0-9]+(?:\.[0-9]+)?)\s*\S{0,3}", text.strip())
+    number = re.fullmatch(r"[$€£]?\s*([0-9]+(?:\.[0-9]+)?)\s*[^\s\d.,]{0,3}", text.strip())
     if number is None or float(number[1]) <= 0:
         raise user_error(
             f"`{text}` is not an amount above 0", where="--at-most", hint="such as `50$`"

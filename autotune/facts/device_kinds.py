@@ -236,7 +236,7 @@ def _of_figures(text: str) -> DeviceKind:
         rates = {dtype: share * tflops * 1e12 for dtype, share in shares.items()}
     return DeviceKind(
         name=f"CUDA device of {format_bytes(memory)}",
-        aliases=(),
+        aliases=(",".join(f"{name}={value}" for name, value in figures.items()),),
         memory_bytes=memory,
         memory_source="asked for",
         capability=GENERIC_CAPABILITY,

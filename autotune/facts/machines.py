@@ -1,5 +1,6 @@
 """Machines to plan for, as a user names them: `h100,l40s`, `4xl40s` or `l40s:4`, `all`."""
 
+import contextlib
 import re
 from dataclasses import dataclass
 
@@ -64,14 +65,26 @@ def names_several(text: str | None) -> bool:
     if text is None:
         return False
     parts = _parts(text)
-    return text.strip().lower() == ALL or len(parts) > 1 or any(map(_COUNTED.fullmatch, parts))
+    return text.strip().lower() == ALL or len(parts) > 1 or any(map(_counted, parts))
+
+
+def _counted(part: str) -> re.Match[str] | None:
+    """Return the count and the kind of `4xl40s`; None: it has no count, as `7900xtx` has none."""
+    counted = _COUNTED.fullmatch(part)
+    if counted is not None:
+        with contextlib.suppress(UserError):
+            find_kind(part)
+            return None
+    return counted
 
 
 def _parts(text: str) -> list[str]:
-    """Return the parts of a list; the figures of a kind (`memory=24GiB,tflops=165`) are one."""
+    """Return the parts of a list; the figures of a kind (`memory=24GiB,tflops=165`) are one: one
+    that was given already begins the next kind."""
     parts: list[str] = []
     for part in (part.strip() for part in text.split(",")):
-        if "=" in part and parts and "=" in parts[-1] and not part.startswith("memory"):
+        figure = f"{part.partition('=')[0].strip()}="
+        if "=" in part and parts and "=" in parts[-1] and figure not in parts[-1]:
             parts[-1] += f",{part}"
         else:
             parts.append(part)
@@ -81,7 +94,7 @@ def _parts(text: str) -> list[str]:
 def _machine(part: str) -> Machine:
     if not part:
         raise user_error("a kind of GPU is missing between commas", where="device", hint=_FORMS)
-    counted = _COUNTED.fullmatch(part)
+    counted = _counted(part)
     if counted is None:
         return Machine(kind=find_kind(part))
     count, name = int(counted[1] or counted[4]), counted[2] or counted[3]

@@ -15,7 +15,7 @@ LISTED = "listed"
 """What `--prices` takes in place of a file, for the table in the package."""
 _FILE = "prices.yaml"
 _EXAMPLE = "a line a kind: `h100: 2.50`"
-_KEYS = {"currency", "prices", "date"}
+_KEYS = ("currency", "prices", "date")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.test_run import write_job
 
 MIB = 2**20
+MICRO_BATCH = "per_device_train_batch_size"
 PINS = {
     "activation_offloading": False,
     "attn_implementation": "sdpa",
@@ -277,30 +278,40 @@ def test_what_cannot_be_traced_says_so(plans: Plans) -> None:
     assert adjusted["sigma_bytes"] > traced["sigma_bytes"]
 
 
-def test_one_candidate_can_be_planned_without_a_job_file(autotune: Command) -> None:
+def test_flags_alone_are_a_job_that_is_planned_by_both_tunings(autotune: Command) -> None:
     write_model(autotune.folder / "model", LLAMA)
-    flags = ["--model", "model/config.json", "--max-length", "64", "--device", "a100"]
-    out = autotune("plan", *flags, "--set", "per_device_train_batch_size=4", "--json")
-    plan = json.loads(out)
+    sets = {**PINS, "per_device_train_batch_size": 4}
+    flags = ["model/config.json", "--max-length", "64", "--device", "a100"]
+    flags += [f"--set={name}={json.dumps(value)}" for name, value in sets.items()]
+    plan = json.loads(autotune("plan", *flags, "--json"))
     assert plan["device"]["name"] == "NVIDIA A100-SXM4-80GB"
     (one,) = plan["candidates"]
     knobs = one["knobs"]
     assert (knobs["per_device_train_batch_size"], knobs["max_length"]) == (4, 64)
+    assert knobs["gradient_accumulation_steps"] == 8
     parts = one["estimate"]["parts"]
     # The peak is beside the loss where there are only tiles of logits.
     logits = set() if fused_head() else {"logits"}
     assert {"weights", "gradients", "optimizer", "context", *logits} <= parts.keys()
     assert sum(parts.values()) == one["estimate"]["peak_memory_bytes"]
+    assert any("10,000 rows of 64 tokens" in line for line in plan["answer"]["assumed"])
+    other = plan["other_tuning"]
+    assert other["tuning"] == "lora" and other["text"].startswith("LoRA (`--tuning lora`): 4 x 8")
+    given = json.loads(autotune("plan", *flags, "--tuning", "lora", "--json"))
+    assert given["other_tuning"] is None
+    for name in ("knobs", "peak_memory_bytes", "tokens_per_s"):
+        assert given["answer"][name] == other["answer"][name]
+    text = " ".join(autotune("plan", *flags).split())
+    assert text.startswith("LoRA (`--tuning lora`): 4 x 8")
+    assert "1 of 1 candidates fit" in text
 
 
 def test_one_candidate_and_the_space_that_it_is_of_are_remembered_apart(plans: Plans) -> None:
     """Both are plans of the same job, device and stack."""
-    one = ["plan", "--model", "model", "--set", "dataset={lengths: {max: 100, rows: 500}}"]
-    one += ["--max-length", "64", "--global-batch-size", "8", "--device", "memory=24GiB", "--json"]
-    one += [f"--set={name}={json.dumps(value)}" for name, value in PINS.items()]
-    first = json.loads(plans.command(*one))
-    assert len(first["candidates"]) == 1
-    second = json.loads(plans.command(*one))
+    one = ("--device", "h200", "--only-default")
+    first = plans(*one)
+    assert len(first["candidates"]) == 1 < len(plans("--device", "h200")["candidates"])
+    second = json.loads(plans.command("plan", "job.yaml", *one, "--json"))
     assert second["cached"] and second["candidates"] == first["candidates"]
 
 
@@ -381,14 +392,27 @@ def method_of(candidate: Any) -> Any:
 def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -> None:
     asked = ("limits", "job.yaml", "--device", "h200", "--of", "devices")
     answer = json.loads(plans.command(*asked, "--json"))
-    assert answer["devices"] == 1
-    (tried,) = answer["tried"]
-    assert tried["fits"] and tried["knobs"]["per_device_train_batch_size"]
-    assert plans.command(*asked).startswith("1 device: ")
-    pinned = ("--set", "num_processes=1")
-    assert "`num_processes` is the value that is searched for" in plans.command.refused(
-        *asked, *pinned
-    )
+    (row,) = answer["machines"]
+    assert (row["machine"], row["count"], row["safe"]) == ("1xh200", 1, True)
+    alone = plans("--device", "h200")["answer"]
+    for name in ("knobs", "peak_memory_bytes", "tokens_per_s", "job_s"):
+        assert row[name] == alone[name]
+    assert plans.command(*asked) == "\n".join(answer["lines"]) + "\n"
+    assert answer["lines"][0].startswith("1 device: is safe; the fastest takes ")
+
+
+def test_the_largest_micro_batch_is_that_of_a_plan_of_the_leanest(plans: Plans) -> None:
+    asked = ("--device", "memory=1200MiB")
+    planned = by_micro_batch(plans(*asked))
+    limits = ("limits", "job.yaml", *asked, "--of", MICRO_BATCH, "--json")
+    answer = json.loads(plans.command(*limits))
+    value = answer["value"]
+    assert answer["too_large"] == value + 1
+    assert answer["knobs"][MICRO_BATCH] == value and answer["estimate"]["p_oom"] <= 0.05
+    for name in PINS:
+        assert answer["knobs"][name] == planned[1]["knobs"][name]
+    for rows, one in planned.items():
+        assert (rows <= value) is (one["estimate"]["p_oom"] <= 0.05)
 
 
 def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) -> None:
@@ -397,8 +421,9 @@ def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) ->
     assert "the nearest batches that can are 6 or 9" in refused
     both = ("--device", "h200", "--of", "devices", "--devices", "2")
     assert "looks for their number" in plans.command.refused("limits", "job.yaml", *both)
+    several = ("limits", "job.yaml", "--device", "h100,l40s", "--of", "devices")
+    assert "`h100,l40s` names several devices" in plans.command.refused(*several)
     assert "a job is needed" in plans.command.refused("plan", "--max-length", "64")
-    assert "a length is needed" in plans.command.refused("plan", "--model", "model/config.json")
 
 
 # -- a run

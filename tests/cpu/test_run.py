@@ -321,7 +321,7 @@ def test_a_limit_below_the_process_itself_is_said_before_any_probe(
     assert "an empty training process needs about" in why and "there are 90 MiB (100 MiB" in why
     _, _, named = why.partition("set at least `devices.memory: ")
     assert named.endswith("MiB`")
-    monkeypatch.setattr(Advisor, "shortest", lambda *_: None)  # it fits, if only just: minutes
+    monkeypatch.setattr(Advisor, "advice", lambda *_: None)  # it fits, if only just: minutes
     plan = autotune("plan", "job.yaml", "--json", "--set", f"devices.memory={named[:-1]}")
     assert json.loads(plan)["counts"]["fit"] > 0
 

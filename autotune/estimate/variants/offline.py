@@ -319,8 +319,9 @@ class PointReplays:
         self._request, self._record = request, record
         self.limit_bytes = request.limit_bytes
         self._replays: dict[object, Replay] = {}
-        self._reserved_shares: dict[bool, float] = {}
-        """Reserved bytes over live ones, of the latest point of each allocator that had room."""
+        self._reserved_shares: dict[tuple[bool, int | None], float] = {}
+        """Reserved bytes over live ones, of the latest point that had room: of each allocator and
+        limit, as if that limit were asked for alone."""
         self._records: dict[object, dict[Shares, ReplayedRecord]] = {}
 
     def forget(self) -> None:
@@ -364,7 +365,7 @@ class PointReplays:
     def _scaled_replay(self, point: Point, use: MemoryUse) -> Replay | None:
         """Return the replay of a point that does not fit by far, from one that was made; else
         None."""
-        share = self._reserved_shares.get(point.expandable_segments)
+        share = self._reserved_shares.get((point.expandable_segments, self.limit_bytes))
         return None if share is None else oversized(use, self.limit_bytes, share)
 
     def _whole_replay(self, point: Point, record: ReplayedRecord) -> Replay:
@@ -372,7 +373,7 @@ class PointReplays:
         replay = record.held_to(self.limit_bytes, expandable_segments=expandable)
         if not replay.retries:  # one that was squeezed under the limit says nothing of others
             share = replay.reserved_bytes / max(record.use.peak_bytes, 1)
-            self._reserved_shares[expandable] = share
+            self._reserved_shares[expandable, self.limit_bytes] = share
         return replay
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.job.methods import METHODS, SFT
-from autotune.space.knobs import GLOBAL_BATCH, GROUP, MICRO_BATCH
+from autotune.space.knobs import ACCUMULATION, GLOBAL_BATCH, GROUP, MICRO_BATCH
 
 LENGTH, PROMPT, ROWS, BATCH = 1024, 512, 10_000, 32
 """Tokens of the longest row, TRL's default; of the longest prompt, where answers are generated;
@@ -22,11 +22,12 @@ def completed(sets: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     added: dict[str, str] = {}
     words = [f"`--{name} {value}`" for name, value in _CHOSEN.items() if name not in given]
     length = given.get("max_length", str(LENGTH))
-    if method.online:
+    is_open = not any(name.startswith("dataset") for name in given)
+    if method.online and is_open:
         length = given.pop("max_length", str(PROMPT))  # prompts are not cut
-    elif "max_length" not in given:
+    elif not method.online and "max_length" not in given:
         added["max_length"] = length
-    if not any(name.startswith("dataset") for name in given):
+    if is_open:
         what = "prompts" if method.online else "rows"
         length = length if length.isdigit() else str(LENGTH)
         added["dataset"] = f"{{lengths: {{max: {length}, rows: {ROWS}}}}}"
@@ -43,12 +44,13 @@ def completed(sets: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 def _batch(given: dict[str, str], *, grouped: bool) -> int:
     """Return the smallest multiple of what a micro-batch of all devices and a group need that is
-    no less than `BATCH`."""
+    no less than `BATCH`; where micro-batch and accumulation are given, their product."""
 
     def number(name: str, default: int) -> int:
         text = given.get(name, "")
         return int(text) if text.isdigit() and int(text) > 0 else default
 
     devices = number("devices.count", 1) * number("devices.nodes", 1)
-    least = math.lcm(devices * number(MICRO_BATCH, 1), number(GROUP, 8) if grouped else 1)
-    return least * -(-BATCH // least)
+    rows = devices * number(MICRO_BATCH, 1) * number(ACCUMULATION, 1)
+    least = math.lcm(rows, number(GROUP, 8) if grouped else 1)
+    return least if {MICRO_BATCH, ACCUMULATION} <= given.keys() else least * -(-BATCH // least)

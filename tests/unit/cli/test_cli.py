@@ -3,16 +3,19 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
+from autotune.cli.job_options import names_model
 from tests.unit.calling import call, refused
 from tests.unit.past_run import write_job
 
 HEAVY = ("torch", "transformers", "trl", "pydantic", "optuna", "rich", "datasets", "numpy", "yaml")
 WITHOUT_HEAVY = f"""
 import sys
+from pathlib import Path
 from autotune.cli import main
 try:
     main(["--help"], prog_name="autotune")
@@ -132,7 +135,7 @@ def test_what_is_no_job_at_all_is_refused_in_words(text, tmp_path):
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     assert "cannot read the job file" in refused("validate", tmp_path / "none.yaml")
-    assert "is a directory" in refused("validate", tmp_path)
+    assert "is a folder, not a job file" in refused("validate", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["run", "probe", "validate", "validate --space"])
@@ -140,7 +143,7 @@ def test_neither_a_job_nor_flags_is_refused(command):
     stderr = refused(*command.split())
     assert stderr.splitlines() == [
         "error: a job is needed",
-        "  hint: name a job file, or give --model, --dataset and so on",
+        "  hint: name a model (`qwen2.5-7b`), or a job file (job.yaml)",
     ]
 
 
@@ -166,15 +169,43 @@ def test_flags_win_over_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "command"),
+    ("text", "is_model"),
     [
-        (("--max", "max_length"), "autotune limits JOB --of max_length"),
-        (("--min-devices",), "autotune limits JOB --of devices"),
-        (("--advise",), "autotune advise JOB"),
+        ("qwen2.5-7b", True),
+        ("Qwen/Qwen2.5-7B", True),
+        ("meta-llama/Llama-3.1-8B", True),
+        ("model", True),
+        ("model/config.json", True),
+        ("empty", False),
+        (".", False),
+        ("../model", False),
+        ("~/model", False),
+        ("/nowhere/model", False),
+        ("job.yml", False),
+        ("missing.yaml", False),
+        ("jobs/missing.toml", False),
+        ("missing/config.json", False),
+        ("other/config.json", False),
+        ("Makefile", False),
     ],
 )
-def test_questions_that_plan_answered_before_name_their_command(option, command):
-    result = call("plan", "job.yaml", *option)
-    assert result.exit_code == 2
-    assert f"{option[0]}: this question has a command of its own" in result.stderr
-    assert f"use `{command}`" in result.stderr
+def test_a_model_may_stand_in_the_place_of_a_job(text, is_model, nasty_dir, monkeypatch):
+    monkeypatch.chdir(nasty_dir)
+    for name in ("model", "empty", "other"):
+        (nasty_dir / name).mkdir()
+    (nasty_dir / "model" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    (nasty_dir / "other" / "config.json").write_text('{"train_batch_size": 8}', encoding="utf-8")
+    (nasty_dir / "Makefile").write_text("all:\n", encoding="utf-8")
+    assert names_model(Path(text)) is is_model
+
+
+def test_a_model_in_the_place_of_a_job_is_the_flag(nasty_dir, monkeypatch):
+    monkeypatch.chdir(nasty_dir)
+    write_job(nasty_dir)
+    (nasty_dir / "m" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    by_name = call("validate", "m", "--max-length", "64", "--json")
+    by_flag = call("validate", "--model", "m", "--max-length", "64", "--json")
+    assert json.loads(by_name.stdout)["job"] == json.loads(by_flag.stdout)["job"]
+    assert by_name.stderr.count("assumed: ") == 1 and "10,000 rows of 64 tokens" in by_name.stderr
+    assert "two models are named: `m` and `other`" in refused("validate", "m", "--model", "other")
+    assert "cannot read the job file" in refused("validate", "jobs/job.yaml")

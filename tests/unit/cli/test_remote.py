@@ -75,7 +75,8 @@ def test_what_lies_where_the_service_is_need_not_be_here(
     assert (sent["device"], sent["stack"], sent["only_default"]) == ("h200", "any", False)
     call("plan", "--model", "qwen2.5-7b", "--max-length", "64", "--server", "http://127.0.0.1:1")
     assert sent["job"]["model"] == "Qwen/Qwen2.5-7B"
-    assert sent["only_default"] is False, "as here: flags alone are a job"
+    assert sent["only_default"] is False, "as here: flags without a job are a job"
+    assert sent["job"]["global_batch_size"] == 32 and "lengths" in sent["job"]["dataset"]
 
 
 def test_what_the_service_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.allocator.pools import LARGE_SEGMENT
-from autotune.estimate.allocator.replay import CachingAllocator, OutOfMemory
+from autotune.estimate.allocator.replay import (
+    CachingAllocator,
+    OutOfMemory,
+    ReplayedRecord,
+    replayed,
+)
+from autotune.estimate.records.events import ACTIVATIONS, ALLOCATE, FREE, NOWHERE
 from tests.unit.estimate.allocator.snapshots import snapshot
 
 MIB = 1 << 20
@@ -187,3 +193,30 @@ def test_a_long_record_comes_out_as_in_torch(expandable, limit):
         except OutOfMemory:
             lost_keys.add(key)
     assert (*figures(caching), len(lost_keys)) == RECORDED[expandable, limit]
+
+
+def events_of(record):
+    """The same record as a trace tells it; of every third part it is emptied of its cache."""
+    live, events = [], []
+    for key, event in enumerate(record):
+        if isinstance(event, float):
+            if live:
+                events.append([FREE, live.pop(int(event * len(live))), NOWHERE])
+        else:
+            live.append(key)
+            events.append([ALLOCATE, key, event, ACTIVATIONS, "aten::mm", NOWHERE])
+        if key % 20 == 19:
+            events.append([FREE, -1, NOWHERE])
+    return events
+
+
+@given(RECORDS, st.lists(LIMITS, min_size=1, max_size=4), st.lists(st.booleans(), min_size=1))
+def test_one_record_answers_for_every_limit_what_a_replay_for_it_alone_does(
+    record, limits, expandable
+):
+    events = events_of(record)
+    whole = ReplayedRecord(events)
+    for limit in [*limits, *reversed(limits)]:
+        for grows in expandable[:2]:
+            alone = replayed(events, limit, expandable_segments=grows)
+            assert whole.held_to(limit, expandable_segments=grows) == alone

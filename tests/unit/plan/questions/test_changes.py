@@ -9,11 +9,11 @@ from autotune.plan.questions.changes import (
     offloading,
     single_changes,
 )
-from autotune.plan.questions.leanest import leanest
 from autotune.server.pages.plan_form import changed_job
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.job_file.load import load_job
+from autotune.space.memory_order import expected_leanness
 from tests.unit.builders import make_candidate, make_facts, make_job, shipped
 
 
@@ -147,7 +147,8 @@ def test_a_change_is_written_down_as_fields_of_the_job_file(fields, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(to_yaml(before), encoding="utf-8")
     job, _ = load_job(file, ())
-    nearest = leanest(bind(load_definition(job.method), job, make_facts("cuda")))
+    space = bind(load_definition(job.method), job, make_facts("cuda"))
+    nearest = min(space.candidates, key=expected_leanness)
     found = [*single_changes(job, nearest), *offloading(job, "cuda"), *more_devices(job)]
     assert len(found) > 4
     for change in found:
