@@ -81,9 +81,9 @@ autotune plan mine.yaml --device rtx-4090
 - A command's text is written nowhere, and `***` stands for a token, key or password.
 
 `autotune emit RUN --format FORM` (RUN: a run, or the folder of a bundle) goes the other way, and
-says on stderr what the other form (`axolotl`, `llamafactory`) cannot. In the tests `autotune import`
-reads both back, and must find the same training. What TRL, accelerate and DeepSpeed read are the
-files of a bundle themselves; a Python program has the arguments from
+says on stderr what the other form (`axolotl`, `llamafactory`) cannot. In the tests `autotune
+import` reads both back, and must find the same training. What TRL, accelerate and DeepSpeed read
+are the files of a bundle themselves; a Python program has the arguments from
 [`training_arguments()`](python.md).
 
 What users of LLaMA-Factory reported, planned from their YAML and GPU (`tests/cpu/reports/`):
