@@ -38,7 +38,6 @@ from autotune.cli.command import guarded
     "--plans", type=click.IntRange(min=0), default=1, help="Number of plans at once, beside a run."
 )
 @click.option("--no-runs", is_flag=True, help="Only plans: the devices are left alone.")
-@click.option("--no-lengths", is_flag=True, help="Do not plan answers at other lengths, too.")
 @click.option("--plan-memory", default="8GiB", help="Memory for all processes of a plan.")
 @click.option(
     "--keep", default="20GiB", help="Size of all folders; beyond it the oldest are removed."
@@ -53,7 +52,6 @@ def command(
     machine: str | None,
     plans: int,
     no_runs: bool,
-    no_lengths: bool,
     plan_memory: str,
     keep: str,
 ) -> int:
@@ -95,7 +93,6 @@ def command(
             plans=plans,
             plan_memory=parse_bytes(plan_memory),
             folders=parse_bytes(keep),
-            lengths=not no_lengths,
         )
     except ValueError as error:
         raise user_error(str(error), hint="such as --devices 0,1 or --plan-memory 8GiB") from None

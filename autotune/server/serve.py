@@ -155,7 +155,6 @@ def start_local_worker(service: Service, folder: Path) -> None:
             f"--plans={settings.plans_at_once}",
             f"--plan-memory={settings.plan_memory}",
             f"--keep={settings.keep.size}",
-            *([] if settings.lengths else ["--no-lengths"]),
         ],
         folder=folder,
         output=folder / "worker.out",

@@ -96,9 +96,6 @@ class Settings(Strict):
     quick where all cores probe, and probes are called `busy` for it."""
     plans_at_once: int = Field(default=1, ge=0)
     """Plans that the local worker makes beside a run."""
-    lengths: bool = True
-    """Whether the local worker plans each answer at other lengths, too, when nothing else waits:
-    for the sliders of its page."""
     plan_memory: Bytes = 8 * 2**30
     """Bytes of memory that all processes of a plan may take together."""
     allowed: Allowed = Allowed()

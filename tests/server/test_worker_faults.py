@@ -76,7 +76,7 @@ def test_a_file_that_is_too_large_is_a_problem_of_its_work(
             token = tmp_path / "token"
             token.write_text(tokens_of(service).add("there", "worker"), encoding="ascii")
             flags = ["--server", url, "--token-file", str(token), "--machine", "there"]
-            flags += ["--no-runs", "--no-lengths", "--folder", str(tmp_path / "works")]
+            flags += ["--no-runs", "--folder", str(tmp_path / "works")]
             worker = Command(tmp_path).start("worker", *flags)
             try:
                 client = Client(service.url)

@@ -13,7 +13,6 @@ import shutil
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +23,8 @@ from autotune.facts import devices
 from autotune.server.private_folder import private_folder
 from autotune.server.store.values import Ending, Kind, WorkerInfo
 from autotune.server.worker.door import Away, Door, Lost, Refused, Taken
-from autotune.server.worker.lengths import LengthsTask
 from autotune.server.worker.task import Task
 
-LENGTHS = 3
-"""Ended plans whose answers wait to be planned at other lengths; an older one is left out."""
 LOOK_S = 0.25
 BEAT_S = 5.0
 LEASE_S = 1.0
@@ -52,14 +48,12 @@ class Capacity:
         plans: the number of plans beside that.
         plan_memory: bytes for all processes of one.
         folders: bytes of all folders together; beyond it, the oldest ended ones are deleted.
-        lengths: whether answers of plans are planned at other lengths, too.
     """
 
     runs: bool
     plans: int
     plan_memory: int
     folders: int
-    lengths: bool = True
 
 
 @dataclass
@@ -78,7 +72,6 @@ class WorkerLoop:
     environment: dict[str, str | None]
     replaces: str
     _tasks: dict[str, Task] = field(default_factory=dict)
-    _lengths: deque[LengthsTask] = field(default_factory=deque)
     _ending: threading.Event = field(default_factory=threading.Event)
     _next: dict[str, float] = field(default_factory=dict)
     _answers: bool = True
@@ -100,21 +93,16 @@ class WorkerLoop:
         finally:
             for task in self._tasks.values():
                 task.command.end()
-            for lengths in self._lengths:
-                lengths.end()
 
     def _turn(self) -> None:
         for task in self._tasks.values():
             task.command.look()
-        for lengths in self._lengths:
-            lengths.look()
         try:
             self._tell()
             if self._is_time("beat", BEAT_S):
                 self._beat()
             if not self._ending.is_set() and self._is_time("lease", LEASE_S):
                 self._take()
-            self._plan_lengths()
             self._say(True, "")
         except Away as away:
             self._say(False, str(away))
@@ -126,7 +114,6 @@ class WorkerLoop:
             try:
                 task.send(self.door, self.info.name)
                 if ended and task.finish(self.door, self.info.name):
-                    self._ask_for_lengths(task)
                     self._drop(id, "ended")
             except Lost:
                 task.command.end()
@@ -139,29 +126,6 @@ class WorkerLoop:
         with contextlib.suppress(Lost, Refused):
             task.fail(self.door, self.info.name, why)
         self._drop(id, why)
-
-    def _ask_for_lengths(self, task: Task) -> None:
-        """Queue plans of an answer at other lengths, if they are wanted."""
-        answer = task.answer
-        if answer is None or not self.capacity.lengths or self._ending.is_set():
-            return
-        memory_bytes = self.capacity.plan_memory
-        self._lengths.append(
-            LengthsTask(task.lease, task.folder, answer, self.environment, memory_bytes)
-        )
-        if len(self._lengths) > LENGTHS:
-            self._lengths.popleft().end()
-
-    def _plan_lengths(self) -> None:
-        """Go on with plans at other lengths, unless another plan is being made."""
-        if not self._lengths or any(task.lease.kind == "plan" for task in self._tasks.values()):
-            return
-        with contextlib.suppress(
-            Lost, Refused, OSError
-        ):  # its folder is being deleted, the disk is full
-            if not self._lengths[0].turn(self.door, self.info.name):
-                return
-        self._lengths.popleft().end()
 
     def _beat(self) -> None:
         kept = self._kept() if self._is_time("kept", KEPT_S) else []

@@ -6,7 +6,6 @@ import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import EXIT_MACHINE
 from autotune.process.companion import Command
@@ -136,13 +135,6 @@ class Task:
     def has_ended(self) -> bool:
         """True if the command has."""
         return self.command.exit_code is not None
-
-    @property
-    def answer(self) -> dict[str, Any] | None:
-        """The answer of a plan that has ended."""
-        result = read_json(self._record / _RESULT)
-        answer = result.get("answer") if isinstance(result, dict) else None
-        return answer if self.lease.kind == "plan" and isinstance(answer, dict) else None
 
     def stop(self, *, with_worker: bool) -> None:
         """Ask the command to end.
