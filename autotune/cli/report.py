@@ -62,7 +62,7 @@ def command(
     if RunFolder(path=run).script.is_file():
         script = _of_script(run, storage)
         past, content = script.past, script.content()
-        summary = tracked_script(script.look, script.words, past.facts, past.run)
+        summary = tracked_script(script.look, past.facts, past.run)
     else:
         past = reopen(run, storage_of(storage))
         content, summary = content_of(past), tracked_run(past.job, past.facts, past.run)

@@ -76,29 +76,24 @@ class ScriptTrackerListener(TrackerListener):
     """The same of the search of a script."""
 
     def surveyed(self, facts: Facts, space: SearchSpace, limit_bytes: int) -> None:
-        words = self._run.read(self._run.script)["words"]
-        self.begin(tracked_script(look_of_run(self._run), words, facts, self._run))
+        self.begin(tracked_script(look_of_run(self._run), facts, self._run))
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
         script = reopen_script(self._run.path)
         past = script.past
-        return past, tracked_script(script.look, script.words, past.facts, past.run)
+        return past, tracked_script(script.look, past.facts, past.run)
 
 
-def tracked_script(look: Look, words: Sequence[str], facts: Facts, run: RunFolder) -> TrackedRun:
+def tracked_script(look: Look, facts: Facts, run: RunFolder) -> TrackedRun:
     """Return what a tracker is told of a search as it begins; of the command no more than its
-    script.
-
-    Args:
-        words: of the command; none: a function is searched.
-    """
+    script."""
     trainer = look.trainer.rpartition(".")[2]
     return TrackedRun(
         id=str(run.read(run.run)["study"]),
         name=run.path.name,
         folder=str(run.tracking),
         config={
-            "script": Path(look.command_line[0]).name if words else "a function",
+            "script": Path(look.command_line[0]).name,
             "trainer": trainer,
             "model": look.model,
             "parameters": facts.model.parameters,

@@ -46,7 +46,7 @@ def test_what_only_a_job_has_is_refused(name: str) -> None:
         (["--script", "mine.py", "--track", "wandb"], "pip install wandb"),
         (["--resume", "run", "--out", "other"], "a resumed run keeps its folder"),
         (["--resume", "run", "--script", "mine.py"], "a resumed run keeps its script"),
-        (["--resume", "run"], "no command started it"),
+        (["--resume", "run"], "its record of the command is damaged"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_left_behind(

@@ -17,8 +17,8 @@ GPU = DeviceFacts(
 )
 
 
-def space(look: Look, rows: int | None = None, **limits: Any) -> SearchSpace:
-    job = job_of(look, limits, rows)
+def space(look: Look, **limits: Any) -> SearchSpace:
+    job = job_of(look, limits)
     absent = ("liger-kernel",)
     return space_of(
         look, job, facts_of(look, GPU, StackFacts(python="3", versions={}, absent=absent))
@@ -37,13 +37,6 @@ def test_the_rows_of_a_step_stay_what_the_arguments_come_to(processes: int, each
         fields = fields_of(candidate, look)
         per_step = fields["per_device_train_batch_size"] * fields["gradient_accumulation_steps"]
         assert per_step * processes == look.global_batch
-
-
-def test_a_function_may_ask_for_another_batch_that_its_devices_can_share() -> None:
-    look = looked(processes=2)
-    assert {c.global_batch for c in space(look, rows=64).candidates} == {32}
-    with pytest.raises(UserError, match="3 rows cannot be divided among 2 devices"):
-        space(look, rows=3)
 
 
 def test_what_the_script_has_is_the_candidate_that_all_is_held_against() -> None:
