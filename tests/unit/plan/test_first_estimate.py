@@ -19,7 +19,7 @@ from autotune.plan.first_estimate import first_estimate, show_first
 from autotune.plan.progress import MEMORY_ERROR, SPEED_ERROR, FirstEstimate
 from autotune.space.definition import load_definition
 from tests.unit.builders import make_job
-from tests.unit.facts.test_model_shape import EXPERTS, SMALL
+from tests.unit.facts.test_model_shape import SMALL
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "first_line"
 LORA = {"model": "qwen2.5-7b", "tuning": "lora", "global_batch_size": 16}
@@ -97,7 +97,8 @@ def test_where_something_is_open_there_is_no_line(device: str, changes: dict[str
 
 def test_of_a_mixture_of_experts_there_is_no_line(tmp_path: Path) -> None:
     names = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32}
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **names, **EXPERTS}))
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **names, **experts}))
     assert of("h100", make_job(model=str(tmp_path))) is None
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     assert of("h100", make_job(model=str(tmp_path))) is not None

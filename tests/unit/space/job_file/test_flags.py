@@ -64,11 +64,18 @@ def test_what_is_left_open_is_added(sets, expected):
 
 def test_what_was_assumed_is_said_with_the_flags_that_change_it():
     _, (sentence,) = completed([MODEL])
-    for flag in ("--method", "--dataset", "--max-length", "--global-batch-size"):
+    for flag in ("--method", "--tuning", "--dataset", "--max-length", "--global-batch-size"):
         assert f"`{flag}" in sentence
-    _, (sentence,) = completed([MODEL, "method=sft", "dataset=./d"])
+    _, (sentence,) = completed([MODEL, "method=sft", "tuning=lora", "dataset=./d"])
     assert sentence.startswith("rows cut at 1024 tokens") and "--dataset" not in sentence
-    given_all = [MODEL, "method=sft", "dataset=./d", "max_length=8", "global_batch_size=1"]
+    given_all = [
+        MODEL,
+        "method=sft",
+        "tuning=lora",
+        "dataset=./d",
+        "max_length=8",
+        "global_batch_size=1",
+    ]
     assert completed(given_all) == (given_all, ())
 
 
