@@ -45,6 +45,7 @@ def compare(
         made = report.offers(rows, priced, limits)
         some_keep_limits |= any(offer.within for offer in made)
         lines = list(report.machine_lines(rows, made, priced, limits))
+        lines += [report.time_line(job)] if made else []
         answers[job.tuning] = report.machines_plain(rows, made, lines)
         if not as_json:
             _print(job.tuning if open_tuning else None, lines, made)

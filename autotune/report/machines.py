@@ -9,6 +9,8 @@ from typing import Any
 from autotune.facts.machines import Machine
 from autotune.facts.prices import Prices
 from autotune.job.job import Job, KnobValue
+from autotune.job.methods import METHODS
+from autotune.plan.answer import SPEED_ERROR
 from autotune.plan.cache import PlanCache
 from autotune.plan.choices import CHECKPOINTING
 from autotune.plan.machines import MachinePlan, plan_machines
@@ -17,6 +19,7 @@ from autotune.report.words import batch_text, candidate_text, install_text
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
+from autotune.space.trl_config import DEFAULTS
 from autotune.units import format_bytes, format_seconds, format_speed
 
 SCHEMA = 1
@@ -255,6 +258,18 @@ def _notes_of_prices(rows: Sequence[MachineRow], prices: Prices) -> Iterator[str
     unused = sorted(prices.by_kind.keys() - kinds)
     if unused and not prices.listed:
         yield f"Priced, but not planned: {', '.join(unused)}."
+
+
+def time_line(job: Job) -> str:
+    """Return what the times are of, and how sure they are."""
+    steps = job.training.get("max_steps")
+    default = {**DEFAULTS, **METHODS[job.method].defaults}["num_train_epochs"]
+    epochs = f"{job.training.get('num_train_epochs', default):g} epochs"
+    length = f"{steps} steps" if isinstance(steps, int) and steps > 0 else epochs
+    return (
+        f"Times: {length} at the estimated speed (+-{SPEED_ERROR:.0%}), without evaluation and "
+        "saving."
+    )
 
 
 def count_lines(rows: Sequence[MachineRow]) -> Iterator[str]:
