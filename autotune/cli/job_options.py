@@ -40,7 +40,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME=VALUE",
         help="Set any job field, knob or training field. May be repeated.",
     )(function)
-    named = click.argument("job", required=False, type=click.Path(path_type=Path))(function)
+    named = click.argument("job", required=False, type=click.Path())(function)
     return _model_as_flag(named)
 
 
@@ -49,26 +49,27 @@ def _model_as_flag(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def command(**options: Any) -> Any:
-        job = options["job"]
+        job: str | None = options["job"]
         if job is not None and names_model(job):
             if options["model"] is not None:
                 what = f"two models are named: `{job}` and `{options['model']}`"
                 raise click.UsageError(f"{what}; leave one out")
-            options |= {"job": None, "model": str(job)}
-        return function(**options)
+            return function(**{**options, "job": None, "model": job})
+        return function(**{**options, "job": None if job is None else Path(job)})
 
     return command
 
 
-def names_model(job: Path) -> bool:
+def names_model(text: str) -> bool:
     """True if what stands in the place of a job is a model: its folder, its config.json, or a name
     that is neither a file here nor spelled as one."""
+    job = Path(text)
     if job.is_dir():
         return (job / "config.json").exists()
     if job.exists() or job.suffix in _SPELLINGS:
-        text = readable_text(job, MOST_BYTES) if job.name == "config.json" else None
-        return text is not None and '"model_type"' in text
-    return not str(job).startswith((".", "/", "~"))
+        config = readable_text(job, MOST_BYTES) if job.name == "config.json" else None
+        return config is not None and '"model_type"' in config
+    return not text.startswith((".", "/", "~"))
 
 
 def storage_option(text: str) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def compare(
         made = report.offers(rows, priced, limits)
         some_keep_limits |= any(offer.within for offer in made)
         lines = list(report.machine_lines(rows, made, priced, limits))
-        lines += [report.time_line(job)] if made else []
+        lines += report.closing_lines(job, made)
         answers[job.tuning] = report.machines_plain(rows, made, lines)
         if not as_json:
             _print(job.tuning if open_tuning else None, lines, made)
@@ -114,5 +114,12 @@ def _money(text: str | None, prices: Any) -> float | None:
             "no prices are known",
             where="--at-most",
             hint="add `--prices FILE` (a line a kind: `h100: 2.50`), or `--prices listed`",
+        )
+    signs = re.sub(r"[\d.\s]", "", text)
+    if signs and signs != prices.currency:
+        raise user_error(
+            f"`{text}` is in {signs}, but the prices are in {prices.currency}",
+            where="--at-most",
+            hint=f"write `{number[1]}{prices.currency}`, or `currency: {signs}` in the price file",
         )
     return float(number[1])

@@ -96,7 +96,8 @@ def command(
     """
     planned = PlannedJob.of(options)
     asked = {"--prices": prices, "--deadline": deadline, "--at-most": at_most}
-    if (machines := planned.several) is not None and server is None:
+    machines = planned.several or (planned.device if any(asked.values()) else None)
+    if machines is not None and server is None:
         _refuse_beside_several(emit=emit, record=record, only_default=only_default, every=every)
         return compare(planned, machines, *asked.values(), as_json=as_json)
     _refuse_without_several(asked)
@@ -177,9 +178,9 @@ def _refuse_without_several(options: dict[str, str | None]) -> None:
     for option, value in options.items():
         if value is not None:
             raise user_error(
-                "it compares machines, but one device is planned for",
+                "it compares machines, but no device is named",
                 where=option,
-                hint="name several with `--device h100,l40s`, or `--device all`",
+                hint="name some with `--device h100,l40s`, or `--device all`",
             )
 
 

@@ -40,13 +40,13 @@ def machines_of(text: str) -> tuple[Machine, ...]:
     Raises:
         UserError: a kind or a count cannot be; with every one that cannot.
     """
-    if text.strip().lower() == ALL:
-        return tuple(Machine(kind=kind) for kind in common_kinds())
     machines: list[Machine] = []
     problems: list[Problem] = []
-    for part in _parts(text):
+    for part in dict.fromkeys(_parts(text)):
         try:
-            machines.append(_machine(part))
+            all_kinds = part.lower() == ALL
+            kinds = [Machine(kind=kind) for kind in common_kinds()] if all_kinds else []
+            machines += kinds or [_machine(part)]
         except UserError as error:
             problems += error.problems
     if problems:
@@ -94,6 +94,8 @@ def _parts(text: str) -> list[str]:
 def _machine(part: str) -> Machine:
     if not part:
         raise user_error("a kind of GPU is missing between commas", where="device", hint=_FORMS)
+    if part.lower() == "cpu":
+        raise user_error("`cpu` is not compared with GPUs: plan it alone", where="device")
     counted = _counted(part)
     if counted is None:
         return Machine(kind=find_kind(part))

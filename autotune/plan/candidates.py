@@ -115,7 +115,8 @@ def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
     estimate = estimated(reply.points[member.place], adjusted, residual, limit, layers)
     if reply.engine_problem is None:
         return estimate
-    note = f"the engine could not be traced ({reply.engine_problem})"
+    reason = reply.engine_problem.partition(":")[0]
+    note = f"the engine could not be traced with these kernels ({reason}): it is by formula"
     return dataclasses.replace(estimate, notes=(*estimate.notes, note))
 
 

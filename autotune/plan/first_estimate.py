@@ -2,8 +2,9 @@
 
 config.json -> shape -> facts -> bind the space -> memory and speed by formula -> the best choice
 
-It is made where all that it needs is known without a child: one GPU, a method that does not
-generate, a model whose shape is built in or lies here and is of a known family. Else there is none.
+It is made where all that it needs is known without a child: one GPU, a method that neither
+generates nor compares with a reference (of DPO the speed was 49% off), a model whose shape is built
+in or lies here and is of a known family. Else there is none.
 """
 
 import dataclasses
@@ -40,6 +41,9 @@ _KNOWN: dict[str, tuple[KnobValue, ...]] = {
     "distributed_type": (None, NONE),
 }
 """The values of some knobs that the formula counts with."""
+LEAST_PARAMETERS = 10**8
+"""Below that nothing is said: the host decides about the speed of so small a model, and none was
+compared."""
 _SIGMA = 0.07
 """Relative standard deviation of the memory: nine in ten are within 8% of their traces, within 12%
 where nothing was fitted."""
@@ -73,10 +77,11 @@ def first_estimate(
     """
     method, training = METHODS[job.method], job.training
     unknown = training.get("trust_remote_code") or training.get("model_revision")
-    if method.online or job.devices.total > 1 or unknown or stack.missing(job.method):
+    unlike = method.online or method.reference or job.devices.total > 1
+    if unlike or unknown or stack.missing(job.method):
         return None
     shape, lengths = model_shape(job.model, classifier=method.classifier), lengths_of(job)
-    if shape is None or lengths is None:
+    if shape is None or lengths is None or shape.facts.parameters < LEAST_PARAMETERS:
         return None
     try:
         device = devices.detect(job.devices.kind, job.devices.index)

@@ -260,6 +260,14 @@ def _notes_of_prices(rows: Sequence[MachineRow], prices: Prices) -> Iterator[str
         yield f"Priced, but not planned: {', '.join(unused)}."
 
 
+def closing_lines(job: Job, made: Sequence[Offer]) -> list[str]:
+    """Return what the times are of, how sure they are, and what the machines need installed."""
+    if not made:
+        return []
+    needed = sorted({package for offer in made for package in offer.row.packages})
+    return [time_line(job), *([install_text(needed)] if needed else [])]
+
+
 def time_line(job: Job) -> str:
     """Return what the times are of, and how sure they are."""
     steps = job.training.get("max_steps")
@@ -319,7 +327,7 @@ def machine_cells(
     others = [row for row in rows if row.machine not in offered]
     for row in [*(offer.row for offer in made), *others]:
         offer = offered.get(row.machine)
-        mark = "*" if offer is not None and offer.best else ""
+        mark = "*" if prices is not None and offer is not None and offer.best else ""
         hours = "-" if offer is None else f"{offer.job_s / 3600:.3g}"
         money = "-" if offer is None or offer.money is None else f"{offer.money:.2f}"
         cost = [] if prices is None else [money]

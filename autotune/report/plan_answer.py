@@ -206,7 +206,10 @@ def ways_out_lines(plan: Plan) -> Iterator[str]:
         yield f"What makes it {wanted}, by estimate, the cheapest first:"
         yield from way_lines(advice)
     else:
-        yield f"No change was found that makes it {wanted} ({looked_at(advice)})."
+        yield (
+            f"No change was found that makes it {wanted} ({looked_at(advice)}); what several GPUs "
+            "keep on the host was not traced: `autotune advise` does."
+        )
         if advice.holder is not None:
             yield holder_line(advice.holder)
 

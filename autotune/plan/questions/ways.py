@@ -84,6 +84,8 @@ class ChangedJob:
         what decides about memory; where each is a trace of its own, the leanest alone."""
         if self.space is None:
             return ()
+        if self.estimator.effort != BY_FORMULA and self.job.devices.total > 1:
+            return sorted(self.space.candidates, key=_fused_leanness)  # its engines are traced
         ordered = sorted(kept_on_device(self.space.candidates), key=_fused_leanness)
         lean, facts = ordered[0], self.estimator.facts
         if METHODS[self.job.method].online or facts.device.kind == "cpu":
