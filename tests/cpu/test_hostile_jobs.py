@@ -40,6 +40,7 @@ def test_looking_imports_nothing_of_a_job(autotune: Command) -> None:
     note = "it runs code that is not the stack's: the job's (`reward_funcs: evil.r`)"
     assert note in json.loads(shown)["notes"]
     flags = ["--method", "grpo", "--model", "model/config.json", "--max-length", "64"]
+    flags += ["--tuning", "full", "--device", "cpu", "--only-default", "--global-batch-size", "16"]
     sets = [
         "reward_funcs=[evil.r]",
         *(f"{name}={json.dumps(value)}" for name, value in ONE.items()),

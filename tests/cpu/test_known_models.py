@@ -12,8 +12,9 @@ def test_a_plan_takes_the_built_in_shape_and_says_so(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(autotune.folder / "nothing downloaded"))
-    words = ["--model", "SmolLM2-135M", "--max-length", "64", "--device", "h200", "--json"]
-    plan = json.loads(autotune.typed("plan", *words))
+    words = ["SmolLM2-135M", "--max-length", "64", "--device", "h200", "--json"]
+    alone = ["--tuning", "full", "--only-default", "--set", "global_batch_size=16"]
+    plan = json.loads(autotune.typed("plan", *words, *alone))
     (candidate,) = plan["candidates"]
     assert candidate["fits"]
     assert plan["model"]["parameters"] == 134515008
@@ -27,7 +28,8 @@ def test_what_judges_completions_may_be_a_built_in_shape(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(autotune.folder / "nothing downloaded"))
-    words = ["--model", "SmolLM2-135M", "--method", "rloo", "--max-length", "32"]
+    words = ["SmolLM2-135M", "--method", "rloo", "--max-length", "32", "--global-batch-size", "16"]
+    words += ["--tuning", "full", "--only-default"]
     sets = ["reward_model_path=smollm2-360m", "fixed.max_completion_length=16"]
     flags = [word for one in sets for word in ("--set", one)]
     plan = json.loads(autotune.typed("plan", *words, *flags, "--device", "h200", "--json"))
