@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.cli.views.plan_schema import PlanJson
-from autotune.plan.machines import BY_FORMULA
+from autotune.plan.machines import BEST
 from autotune.plan.plan import plan
 from autotune.report import machines as report
 from autotune.space.job_file.load import load_job
@@ -93,16 +93,16 @@ def test_the_machines_differ_in_what_is_best_there(several: Any) -> None:
     assert len({row["knobs"]["per_device_train_batch_size"] for row in rows}) > 1
 
 
-def test_several_devices_are_planned_by_formula_and_say_so(
+def test_of_several_devices_the_engine_of_the_best_is_traced(
     job: Job, several: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "cache"))
     loaded, definition = load_job(job.command.folder / "job.yaml", ["devices.count=2"])
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    alone = plan(loaded, definition, scratch, device="l40s", effort=BY_FORMULA)
+    alone = plan(loaded, definition, scratch, device="l40s", effort=BEST)
     row = several["machines"][-1]
-    assert row["by_formula"] and row["count"] == 2
+    assert row["count"] == 2 and row["by_formula"] is not alone.choices[0].estimate.traced
     first = alone.choices[0]
     assert row["knobs"] == first.candidate.knobs
     assert row["peak_memory_bytes"] == first.estimate.peak_memory_bytes
@@ -152,7 +152,7 @@ def test_limits_and_nothing_safe_end_with_exit_code_1(job: Job, several: Any) ->
         (["--device", "h100,l40s", "--prices", "none.yaml"], "cannot read the file with prices"),
         (["--device", "h100,l40s", "--emit", "b"], "--emit: it is of one device"),
         (["--device", "h100,l40s", "--all"], "--all: it is of one device"),
-        (["--device", "h100", "--prices", "listed"], "--prices: it compares machines"),
+        (["--prices", "listed"], "--prices: it compares machines, but no device is named"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(job: Job, flags: list[str], message: str) -> None:

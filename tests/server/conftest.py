@@ -56,7 +56,7 @@ def served(
         path.mkdir(parents=True, exist_ok=True)
     config = base / "server.yaml"
     # Other tests may take all cores: with a niceness of 19 pages would time out beside them.
-    data = {"allowed": {"folders": [str(models)]}, "lengths": False, "niceness": 15}
+    data = {"allowed": {"folders": [str(models)]}, "niceness": 15}
     data |= settings or {}
     config.write_text(json.dumps(data), encoding="utf-8")
     (folder / "address").unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -196,7 +195,7 @@ def test_a_model_may_stand_in_the_place_of_a_job(text, is_model, nasty_dir, monk
     (nasty_dir / "model" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     (nasty_dir / "other" / "config.json").write_text('{"train_batch_size": 8}', encoding="utf-8")
     (nasty_dir / "Makefile").write_text("all:\n", encoding="utf-8")
-    assert names_model(Path(text)) is is_model
+    assert names_model(text) is is_model
 
 
 def test_a_model_in_the_place_of_a_job_is_the_flag(nasty_dir, monkeypatch):

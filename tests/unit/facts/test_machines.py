@@ -66,7 +66,7 @@ def test_all_are_the_kinds_that_people_have():
         ("h100:0", "`h100:0`: a machine has 1 to 4096 devices"),
         ("99999xh100", "a machine has 1 to 4096 devices"),
         ("4xnothing", "`nothing` is not a known kind of GPU"),
-        ("h100,cpu", "`cpu` is not a known kind of GPU"),
+        ("h100,cpu", "`cpu` is not compared with GPUs"),
         ("rtx-4090 x2", "`rtx-4090 x2` is not a known kind of GPU"),
         ("h100,memory=lots", "`lots` is not a size"),
         (",".join(f"{n}xh100" for n in range(1, MOST_MACHINES + 2)), "65 machines are named"),

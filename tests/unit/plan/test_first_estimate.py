@@ -95,13 +95,16 @@ def test_where_something_is_open_there_is_no_line(device: str, changes: dict[str
     assert of(device, make_job(**{**LORA, **changes})) is None
 
 
-def test_of_a_mixture_of_experts_there_is_no_line(tmp_path: Path) -> None:
+def test_of_a_mixture_of_experts_and_of_a_tiny_model_there_is_no_line(tmp_path: Path) -> None:
     names = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32}
+    large = {**SMALL, "hidden_size": 2048, "vocab_size": 50_000}
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **names, **experts}))
+    (tmp_path / "config.json").write_text(json.dumps({**large, **names, **experts}))
     assert of("h100", make_job(model=str(tmp_path))) is None
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    (tmp_path / "config.json").write_text(json.dumps(large))
     assert of("h100", make_job(model=str(tmp_path))) is not None
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert of("h100", make_job(model=str(tmp_path))) is None, "none so small was compared"
 
 
 def test_nothing_of_the_stack_is_loaded_for_it() -> None:

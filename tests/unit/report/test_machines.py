@@ -192,10 +192,16 @@ def test_the_fewest_devices_are_told_a_line_a_number():
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("50", 50.0), ("50$", 50.0), ("$ 50.25", 50.25), ("50 EUR", 50.0), ("€9", 9.0)],
+    [("50", 50.0), ("50$", 50.0), ("$ 50.25", 50.25), ("$9", 9.0)],
 )
 def test_money_is_an_amount(text, amount):
     assert cli._money(text, PRICES) == amount
+
+
+@pytest.mark.parametrize("text", ["50 EUR", "€9"])
+def test_money_of_another_currency_is_not_taken_for_that_of_the_prices(text):
+    with pytest.raises(UserError, match="but the prices are in"):
+        cli._money(text, PRICES)
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "much", "1,000", "10 000", "1,00", "5.5.5", ""])
