@@ -27,7 +27,7 @@ def command(speed: str | None, as_json: bool, **options: Any) -> int:
     as a bug report needs them. The exit code is 0 without a `fail`, 1 with one, 3 where the machine
     cannot be looked at.
 
-    With --speed and JOB (or `--model` and `--max-length`) it looks at no machine: it says whether
+    With --speed and JOB, a file or a model as for `plan`, it looks at no machine: it says whether
     that speed is normal, by the plan of the job as it stands, by what runs that are recorded
     reached on such a GPU, and what the best configuration would give.
     """
@@ -75,7 +75,7 @@ def _check_speed(text: str, options: dict[str, Any], as_json: bool) -> int:
     with scratch_folder() as folder, shown_progress() as progress:
         shown = {**places, "progress": progress}
         plain = plan(job, definition, folder / "plain", only_default=True, **shown)
-        best = plan(job, definition, folder / "best", only_default=planned.job is None, **shown)
+        best = plan(job, definition, folder / "best", **shown)
     check = SpeedCheck(tokens_per_s=speed, plain=plain, best=best)
     if as_json:
         print_json(check.data())

@@ -8,7 +8,6 @@ from autotune.cli.command import echo, print_json
 from autotune.cli.planned_job import PlannedJob, scratch_folder, shown_progress
 from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS, user_error
 
-_TUNINGS = {"full": "Full tuning", "lora": "LoRA"}
 _WIDTH = 80
 
 
@@ -63,7 +62,9 @@ def compare(
 
 
 def _print(tuning: str | None, lines: list[str], made: Any) -> None:
-    head = "" if tuning is None else f"{_TUNINGS.get(tuning, tuning)}: "
+    from autotune.report.words import tuning_text
+
+    head = "" if tuning is None else f"{tuning_text(tuning)}: "
     for number, line in enumerate(lines):
         echo(textwrap.fill(f"{head if number == 0 else ''}{line}", _WIDTH, break_on_hyphens=False))
     if made:

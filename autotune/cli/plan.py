@@ -21,9 +21,6 @@ from autotune.cli.planned_job import (
 from autotune.cli.remote import JOB, plan_there, refuse_local, refuse_used_folder, server_option
 from autotune.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_FITS, user_error
 
-TUNINGS = {"full": "full tuning", "lora": "LoRA"}
-"""The tunings that are planned where none is said."""
-
 
 @click.command("plan")
 @planned_options
@@ -135,11 +132,12 @@ def _planned(
     from autotune.plan.plan import plan
     from autotune.plan.questions.ways import MOST_WAYS
     from autotune.plan.trace_choice import EVERY, PROMISING
+    from autotune.report.words import tuning_text
 
     def planned_by(tuning: str | None, progress: Any) -> tuple[Any, Any]:
         job, definition = planned.loaded(tuning, says=False)
         if tuning is not None:
-            progress.looking_at(TUNINGS[tuning])
+            progress.looking_at(tuning_text(tuning))
         with scratch_folder() as folder:
             answer = plan(
                 job,
@@ -205,6 +203,7 @@ def _by_server(
     from autotune.space.job_file.flags import completed
 
     refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit", "only_default"})
+    planned.refuse_several()
     sets = all_sets(planned.all_sets(), planned.flags)
     if planned.job is None:
         sets, _ = completed(sets)

@@ -83,6 +83,15 @@ class PlannedJob:
             tuning: takes the place of what the options leave open.
             says: whether it is printed what flags alone leave open; `assumed` has it.
         """
+        self.refuse_several()
+        return self.loaded_for_machines(tuning, self.device, says=says)
+
+    def refuse_several(self) -> None:
+        """Refuse several devices where one is planned for.
+
+        Raises:
+            UserError: `--device` names several.
+        """
         from autotune.facts.machines import names_several
 
         if names_several(self.device):
@@ -91,7 +100,6 @@ class PlannedJob:
                 where="--device",
                 hint="name one kind, and their number by --devices; `autotune plan` compares them",
             )
-        return self.loaded_for_machines(tuning, self.device, says=says)
 
     def loaded_for_machines(
         self, tuning: str | None, device: str | None = None, *, says: bool = False

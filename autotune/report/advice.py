@@ -42,17 +42,16 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
     }
 
 
-def advice_lines(advice: Advice) -> Iterator[str]:
-    """Yield what would make a job fit."""
+def advice_lines(advice: Advice, wanted: str = "fit") -> Iterator[str]:
+    """Yield each way out with its price, in their order.
+
+    Args:
+        wanted: the state that they make of the job: `fit` or `safe`.
+    """
     if not advice.ways:
-        yield f"No change was found that makes it fit ({looked_at(advice)})."
+        yield f"No change was found that makes it {wanted} ({looked_at(advice)})."
         return
-    yield "What makes it fit, by estimate, the cheapest first:"
-    yield from way_lines(advice)
-
-
-def way_lines(advice: Advice) -> Iterator[str]:
-    """Yield each way out with its price, in their order."""
+    yield f"What makes it {wanted}, by estimate, the cheapest first:"
     for number, way in enumerate(advice.ways, 1):
         yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
         yield f"     {_price(way)}"

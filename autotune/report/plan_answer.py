@@ -10,13 +10,14 @@ from autotune.plan.answer import Answer, OtherDtype, speed_error
 from autotune.plan.choices import Choice, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
-from autotune.report.advice import holder_line, looked_at, way_lines
+from autotune.report.advice import advice_lines, holder_line
 from autotune.report.utilisation import mfu_line, mfu_text
 from autotune.report.words import (
     batch_text,
     candidate_text,
     install_text,
     other_words,
+    tuning_text,
 )
 from autotune.space.knobs import DTYPE, Candidate
 from autotune.space.quantization import loading_note
@@ -202,21 +203,17 @@ def ways_out_lines(plan: Plan) -> Iterator[str]:
     wanted, advice = "fit" if plan.answer is None else "safe", plan.advice
     if advice is None:
         yield "Next: `autotune advise` with the same options looks for changes that make it fit."
-    elif advice.ways:
-        yield f"What makes it {wanted}, by estimate, the cheapest first:"
-        yield from way_lines(advice)
-    else:
-        yield (
-            f"No change was found that makes it {wanted} ({looked_at(advice)}); what several GPUs "
-            "keep on the host was not traced: `autotune advise` does."
-        )
-        if advice.holder is not None:
-            yield holder_line(advice.holder)
+        return
+    yield from advice_lines(advice, wanted)
+    if not advice.ways:
+        yield "What several GPUs keep on the host was not traced: `autotune advise` traces it."
+    if advice.holder is not None:
+        yield holder_line(advice.holder)
 
 
 def other_tuning_line(tuning: str, plan: Plan) -> str:
     """Return what a plan by the tuning that nobody asked for comes to, in a line."""
-    name = {"full": "Full tuning", "lora": "LoRA"}.get(tuning, tuning)
+    name = tuning_text(tuning)
     if plan.answer is not None and plan.answer.choice.safe:
         text = _text(plan, plan.answer.choice)
         return f"{name} (`--tuning {tuning}`): {text}: {_figures(plan, plan.answer)}."

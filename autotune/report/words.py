@@ -16,6 +16,7 @@ from autotune.space.knobs import (
 )
 from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
 
+_TUNINGS = {"full": "Full tuning", "lora": "LoRA", "qlora": "QLoRA"}
 _APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNOBS}
 
 
@@ -57,6 +58,11 @@ def _word(name: str, value: KnobValue) -> str:
     if isinstance(value, str):
         return value
     return f"{name} {value_label(value)}"
+
+
+def tuning_text(tuning: str) -> str:
+    """Return a tuning as a sentence begins with it: `Full tuning`, `LoRA`."""
+    return _TUNINGS.get(tuning, tuning)
 
 
 def install_text(packages: Sequence[str]) -> str:

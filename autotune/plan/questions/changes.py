@@ -1,6 +1,6 @@
 """The single changes of a job that could make it fit, when nothing fits. Pure.
 
-The changes are tried by estimates (`advice.py`) or by real probes (`run/conclusion.py`); an untried
+The changes are tried by estimates (`ways.py`) or by real probes (`run/conclusion.py`); an untried
 change is never called a way out. Of changes of one field the smallest comes first.
 """
 
