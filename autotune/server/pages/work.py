@@ -116,17 +116,22 @@ def _values(service: Service, work: Details, state: Now) -> dict[str, Any]:
     lines = [line for line in result.get("lines", []) if not any(c in line for c in _COMMANDS)]
     if result.get("advice"):  # the ways out are shown below, each with a button
         lines = lines[: next((n for n, ln in enumerate(lines) if ln.startswith("What ")), None)]
-    cells = [cell for row in result.get("table", {}).get("rows", []) for cell in row]
-    heads = list(result.get("table", {}).get("heads", []))
+    table = result.get("table") or {"heads": [], "rows": [], "notes": []}
+    cells = [cell for row in table["rows"] for cell in row]
     return {
         "work": work,
         "ended": ended,
         "state": state,
         "rows": [] if ended else state.rows(work),
         "result": result,
+        "machines": result.get("machines") or [],
+        "verified": bool(result.get("verified")),
+        "ways": (result.get("advice") or {"ways": []})["ways"],
+        "table": table,
+        "notes": result.get("notes") or [],
         "lines": lines,
         "log": list(state.lines),
-        "legend": legend([*lines, *heads, *cells]),
+        "legend": legend([*lines, *table["heads"], *cells]),
         "bar": _memory_bar(result) if work.kind == "plan" else None,
         "waited": _waited_text(work, result),
         "origin": list(_leading_comments(work.job)),
