@@ -146,7 +146,6 @@ def values_of(service: Service, work: Details, state: RunProgress) -> dict[str, 
         "result": work.result,
         "files": files,
         "launch": launch_command(work.id, files),
-        "dashboard": service.settings.dashboard,
     }
 
 

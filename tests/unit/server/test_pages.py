@@ -4,7 +4,6 @@ import html
 import io
 import re
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -384,13 +383,6 @@ def test_a_form_outlives_the_work_that_it_came_from(served: Served) -> None:
     assert answer.status_code == 204, answer.text
     id = answer.headers["hx-redirect"].rpartition("/")[2]
     assert served.client.get(f"/api/v1/plans/{id}").json()["parent"] is None
-
-
-def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:
-    served = serve(dashboard="http://127.0.0.1:8080/?a=1&b=2")
-    job = {**JOB, "model": str(served.models / "m" / "config.json")}
-    run = served.submit(job, "run").json()["id"]
-    assert 'href="http://127.0.0.1:8080/?a=1&amp;b=2"' in served.client.get(f"/runs/{run}").text
 
 
 def test_the_best_by_formula_is_shown_until_an_estimate_is_there() -> None:

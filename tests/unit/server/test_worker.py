@@ -73,7 +73,7 @@ def test_workers_are_given_time_when_the_service_was_away(
 def test_a_service_without_an_address_is_away(tmp_path: Path) -> None:
     door = Door((tmp_path / "address").read_text, "token")
     with pytest.raises(Away):
-        door.lease(HERE, ["run"], "")
+        door.lease(HERE, ["run"], "", [])
 
 
 @pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[1]", b'{"id": "../x"}', b"\xff"])
@@ -94,7 +94,7 @@ def test_what_answers_like_no_service_is_away(answer: bytes) -> None:
     lease = Lease.model_construct(id="0123456789abcdef", attempt=1)
     try:
         for ask in (
-            lambda: door.lease(HERE, ["run"], ""),
+            lambda: door.lease(HERE, ["run"], "", []),
             lambda: door.beat("w", [], []),
             lambda: door.send("w", lease, "events", 0, []),
         ):
@@ -141,6 +141,10 @@ class Command:
     def __init__(self, _: Any, *, output: Path, errors: Path, **__: Any) -> None:
         output.touch()
         errors.touch()
+        self.niceness = 0
+
+    def stand_back(self, niceness: int) -> None:
+        self.niceness = niceness
 
     def interrupt(self) -> None:
         self.exit_code = 130
@@ -169,7 +173,7 @@ def lease(kind: Any, limit_s: float | None) -> Lease:
 
 def ending(task: Task) -> tuple[int, str, bool]:
     assert task.has_ended
-    said = task._ending(task.command.exit_code or 0)
+    said = task._ending()
     return said.exit_code, said.error, said.interrupted
 
 
@@ -193,7 +197,13 @@ def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = None
     loop = WorkerLoop(
-        info=INFO, door=door, root=tmp_path, capacity=capacity, environment={}, replaces=""
+        info=INFO,
+        door=door,
+        beats=door,
+        root=tmp_path,
+        capacity=capacity,
+        environment={},
+        replaces="",
     )
     task = Task(lease("run", None), tmp_path, {}, 2**30)
     loop._tasks[task.lease.id] = task
@@ -221,9 +231,9 @@ def test_a_service_has_only_a_workers_own_folders_removed(tmp_path: Path) -> Non
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = Door()
     loop = WorkerLoop(
-        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+        info=INFO, door=door, beats=door, root=root, capacity=capacity, environment={}, replaces=""
     )
-    loop._beat()
+    loop._forget()
     assert (tmp_path / "theirs" / "work.json").exists()
     assert [folder.name for folder in root.iterdir()] == ["other"]
     with pytest.raises(ValidationError, match="pattern"):
@@ -245,7 +255,7 @@ def test_a_work_that_cannot_begin_is_told_as_failed(tmp_path: Path) -> None:
     root.write_text("a file where a folder should be", encoding="utf-8")
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     loop = WorkerLoop(
-        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+        info=INFO, door=door, beats=door, root=root, capacity=capacity, environment={}, replaces=""
     )
     loop._take()
     (told,) = door.endings
