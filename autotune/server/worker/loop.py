@@ -112,7 +112,7 @@ class WorkerLoop:
         while not self._ending.wait(LOOK_S):
             try:
                 for task in list(self._tasks.values()):
-                    task.command.look()
+                    task.look()
                 if self._is_time("beat", BEAT_S):
                     self._beat()
             except (Away, AutotuneError):
@@ -210,7 +210,7 @@ class WorkerLoop:
             taken += size
             if size > self.capacity.folders and folder.name in self._tasks:
                 most = f"its folder took more than the {self.capacity.folders / 2**30:.3g} GiB"
-                self._tasks[folder.name].command.give_up(most)
+                self._tasks[folder.name].give_up(most)
             if taken > self.capacity.folders and folder.name not in self._tasks:
                 _log("folder removed", work=folder.name)
                 shutil.rmtree(folder, ignore_errors=True)

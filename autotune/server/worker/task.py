@@ -1,6 +1,7 @@
 """The command of one work: its folder, its limits of memory and time, its end."""
 
 import json
+import math
 import shutil
 import time
 import zipfile
@@ -16,8 +17,8 @@ from autotune.server.store.values import ENDS, Ending, Lease
 from autotune.server.worker.door import Away, Door, Refused
 from autotune.server.worker.output import Shown, Tail
 
-STOP_S = 1.5
-"""Time for a command to end after it was asked to."""
+CANCEL_S, GIVE_UP_S = 1.5, 30.0
+"""Time for a command to end after a user, or the operator's limits, asked it to."""
 REPORT_S = 60.0
 """Time for a report to be made."""
 FIRST_S, PLAN_NICENESS = 3.0, 15
@@ -25,67 +26,6 @@ FIRST_S, PLAN_NICENESS = 3.0, 15
 REPORT, REPORT_PAGE = "report.txt", "report.html"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
 _MOST_TEXT = 200_000
-
-
-class LimitedCommand:
-    """A command that is ended where it takes more than it may.
-
-    Args:
-        memory_bytes: limit of all its processes together; None: none.
-        limit_s: limit of its time; None: none.
-        niceness: how far it stands back for others once `FIRST_S` are over.
-
-    Attributes:
-        problem: the limit that it broke, as an error; empty: none.
-    """
-
-    def __init__(
-        self, command: Command, *, memory_bytes: int | None, limit_s: float | None, niceness: int
-    ) -> None:
-        self._command, self._memory_bytes, self._limit_s = command, memory_bytes, limit_s
-        self._niceness = niceness
-        self._began = time.monotonic()
-        self._stop_began: float | None = None
-        self.problem = ""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._command.exit_code
-
-    def look(self) -> None:
-        """End the command if it takes too much memory or time, or does not end when asked."""
-        if self.exit_code is not None:
-            return
-        if self._niceness and time.monotonic() - self._began > FIRST_S:
-            self._command.stand_back(self._niceness)
-            self._niceness = 0
-        if self._memory_bytes is not None and self._command.resident_bytes > self._memory_bytes:
-            self.problem = (
-                f"error: the plan took more than the {self._memory_bytes / 2**30:.3g} GiB that the "
-                "operator gives it (`plan_memory`)"
-            )
-            self.end()
-        elif self._limit_s is not None and time.monotonic() - self._began > self._limit_s:
-            self.give_up(f"it took longer than the {self._limit_s / 60:.3g} minutes")
-        if self._stop_began is not None and time.monotonic() - self._stop_began > STOP_S:
-            self.end()
-
-    def give_up(self, why: str) -> None:
-        """Ask it to end, for it takes more than the operator gives it."""
-        self.problem = self.problem or f"error: {why} that the operator gives it"
-        self.stop()
-
-    def stop(self) -> None:
-        """Ask it to end."""
-        if self._stop_began is None:
-            self._stop_began = time.monotonic()
-            self._command.interrupt()
-
-    def end(self) -> None:
-        """End it now."""
-        if self.exit_code is None:
-            self._command.end()
 
 
 class Task:
@@ -97,6 +37,7 @@ class Task:
         memory_bytes: limit of all processes of a plan together.
 
     Attributes:
+        problem: the limit that its command broke, as an error; empty: none.
         lost: whether it is another worker's now.
         is_reported: whether the service knows how it ended: then it has no lease any more.
 
@@ -120,19 +61,17 @@ class Task:
         }
         self._write_job()
         is_plan = lease.kind == "plan"
-        command = Command(
+        self._command = Command(
             self._arguments(),
             folder=self.folder,
             output=self._record / _OUTPUT,
             errors=self._record / _ERRORS,
             environment=self._environment,
         )
-        self.command = LimitedCommand(
-            command,
-            memory_bytes=memory_bytes if is_plan else None,
-            limit_s=lease.limit_s,
-            niceness=PLAN_NICENESS if is_plan else 0,
-        )
+        self._memory_bytes = memory_bytes if is_plan else None
+        self._niceness = PLAN_NICENESS if is_plan else 0
+        self._began, self._end_at = time.monotonic(), math.inf
+        self.problem = ""
         self._tails = [*self._earlier_tails(), *self._tails_of(self._record)]
         self._is_cancelled = self.lost = self.is_reported = False
         self._report: Command | None = None
@@ -147,12 +86,42 @@ class Task:
     @property
     def has_ended(self) -> bool:
         """True if the command has."""
-        return self.command.exit_code is not None
+        return self._command.exit_code is not None
+
+    def look(self) -> None:
+        """End the command if it takes too much memory or time, or does not end when asked."""
+        now = time.monotonic()
+        if self.has_ended:
+            return
+        if self._niceness and now - self._began > FIRST_S:
+            self._command.stand_back(self._niceness)
+            self._niceness = 0
+        if self._memory_bytes is not None and self._command.resident_bytes > self._memory_bytes:
+            self.problem = (
+                f"error: the plan took more than the {self._memory_bytes / 2**30:.3g} GiB that the "
+                "operator gives it (`plan_memory`)"
+            )
+            self._command.end()
+        elif now > self._end_at:
+            self._command.end()
+        elif self.lease.limit_s is not None and now - self._began > self.lease.limit_s:
+            self.give_up(f"it took longer than the {self.lease.limit_s / 60:.3g} minutes")
+
+    def give_up(self, why: str) -> None:
+        """Ask the command to end, for it takes more than the operator gives it."""
+        self.problem = self.problem or f"error: {why} that the operator gives it"
+        self._stop(GIVE_UP_S)
 
     def cancel(self) -> None:
         """Ask the command to end, for good."""
-        self._is_cancelled = True
-        self.command.stop()
+        if not self.has_ended:
+            self._is_cancelled = True
+            self._stop(CANCEL_S)
+
+    def _stop(self, patience_s: float) -> None:
+        if self._end_at == math.inf:
+            self._command.interrupt()
+        self._end_at = min(self._end_at, time.monotonic() + patience_s)
 
     def lose(self) -> None:
         """End the command now: another worker does the work."""
@@ -161,9 +130,9 @@ class Task:
 
     def end(self) -> None:
         """End its processes now."""
-        self.command.end()
-        if self._report is not None:
-            self._report.end()
+        for command in (self._command, self._report):
+            if command is not None and command.exit_code is None:
+                command.end()
 
     def send(self, door: Door, name: str) -> None:
         """Send new lines of output."""
@@ -221,7 +190,7 @@ class Task:
 
     def fail(self, door: Door, name: str, why: str) -> None:
         """End the command now, and report why."""
-        self.command.end()
+        self.end()
         ending = Ending(attempt=self.lease.attempt, exit_code=EXIT_MACHINE, error=f"error: {why}")
         door.finish(name, self.lease.id, ending)
 
@@ -230,7 +199,7 @@ class Task:
             self._report = self._report or self._reporting()
             if self._report.exit_code is None and time.monotonic() < self._report_until:
                 return False
-            self._report.end()
+            self.end()
             if self._report.exit_code == 0:
                 for file in (REPORT, REPORT_PAGE):
                     report = (self._record / file).read_text(encoding="utf-8", errors="replace")
@@ -248,11 +217,11 @@ class Task:
             self._refused[file] = f"error: {file} did not arrive: {refused}"
 
     def _ending(self) -> Ending:
-        code = self.command.exit_code
+        code = self._command.exit_code
         assert code is not None
         errors = (self._record / _ERRORS).read_text(encoding="utf-8", errors="replace")
         problem = errors[errors.rfind("error: ") :] if "error: " in errors else errors[-2000:]
-        problem = (self.command.problem or problem) if code not in ENDS else ""
+        problem = (self.problem or problem) if code not in ENDS else ""
         problem = "\n".join(filter(None, [problem[-4000:], *self._refused.values()]))
         output = (self._record / _OUTPUT).read_text(encoding="utf-8", errors="replace")
         result = read_json(self._record / _RESULT)
