@@ -17,8 +17,12 @@ import pytest
 
 from autotune import client
 from autotune.cli.remote import unpack
+from autotune.cli.views.plan_schema import MachinesJson
 from autotune.client import TOKEN, Client
 from autotune.errors import MachineError, UserError
+from tests.cpu.conftest import LLAMA, Command, write_model
+from tests.cpu.test_machines import PINS
+from tests.server.conftest import Served
 from tests.unit.calling import call
 
 WORK = {"kind": "run", "id": "0" * 16}
@@ -120,6 +124,41 @@ def breaks_off(status: int, content_type: str) -> Answer:
         request.close_connection = True
 
     return answer
+
+
+def test_a_plan_is_followed_waited_for_and_fetched(service_url: Served) -> None:
+    small = write_model(service_url.models / "followed", LLAMA)
+    job = {"model": str(small), "dataset": {"lengths": {"max": 64}}, "max_length": 64}
+    asking = Client(service_url.url)
+    plan = asking.submit("plan", {**job, "global_batch_size": 8}, device="h200", only_default=True)
+    events = list(asking.follow(plan))
+    done = asking.wait(plan, events[-1]["number"])
+    assert (done["state"], done["outcome"], done["events"]) == ("done", "fits", len(events))
+    assert [event["number"] for event in events] == [*range(1, len(events) + 1)]
+    assert "h200" in done["text"].lower() and done["result"]["table"]["rows"] == []
+    names = zipfile.ZipFile(io.BytesIO(asking.bundle(done))).namelist()
+    assert "bundle/launch.sh" in names
+
+
+def test_a_service_prints_of_several_machines_what_the_command_does(
+    service_url: Served, tmp_path: Path
+) -> None:
+    small = write_model(service_url.models / "compared", LLAMA)
+    pins = {"per_device_train_batch_size": 1, "optim": "adamw_torch_fused", "loss_type": "nll"}
+    job = {"model": str(small), "dataset": {"lengths": {"max": 64}}, "max_length": 64}
+    text = json.dumps({**job, "global_batch_size": 2, "fixed": {**PINS, **pins}})
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    autotune, server = Command(tmp_path), ("--server", service_url.url)
+    asked = ("plan", "job.yaml", "--device", "h100,l40s", "--prices", "listed")
+    there = autotune(*asked, "--deadline", "20h", *server)
+    assert there == autotune(*asked, "--deadline", "20h") and "money" in there
+    work = Client(service_url.url).list("plan")["items"][0]
+    assert (work["device"], work["outcome"]) == ("h100,l40s", "fits")
+    found = json.loads(autotune(*asked, "--at-most", "0.000001$", *server, "--json", expect=1))
+    assert found["lines"][0].startswith("Nothing keeps your limits")
+    assert json.loads(MachinesJson(**found).model_dump_json(by_alias=True)) == found
+    refused = autotune.refused(*asked[:-1], "mine.yaml", *server)
+    assert "--prices: a service does not take your file of prices" in refused
 
 
 def test_no_event_is_lost_or_doubled_however_often_the_connection_is(fake: Fake) -> None:

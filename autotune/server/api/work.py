@@ -69,7 +69,11 @@ def submit(
     with _refused_when_full():
         service.works.check_room(room, submitter)  # before it is judged, which takes long
         new = accepted(kind, submission, service.settings.allowed, submitter, known)
-        return service.works.add(new, room)
+        work = service.works.add(new, room)
+    if new.first_line is not None:
+        service.events.add(work.id, "by_formula", work.created, text=new.first_line)
+        work.events += 1
+    return work
 
 
 def _room(service: Service) -> Room:
@@ -134,13 +138,12 @@ def router_of(kind: Kind) -> APIRouter:
         state: State | None = None,
         method: Annotated[str | None, Query(max_length=16, pattern=Text)] = None,
         text: Annotated[str | None, Query(max_length=100, pattern=Text)] = None,
-        submitter: Annotated[str | None, Query(max_length=64, pattern=Text)] = None,
         page: Annotated[int, Query(ge=1, le=100_000)] = 1,
         per_page: Annotated[int, Query(ge=1, le=200)] = PER_PAGE,
     ) -> Page:
         """Return a page of those that fit a filter. `text` is a part of a model's or a device's
         name."""
-        wanted = Filter(kind=kind, state=state, method=method, text=text, submitter=submitter)
+        wanted = Filter(kind=kind, state=state, method=method, text=text)
         total = service.works.count(wanted)
         items = service.works.search(wanted, page, per_page)
         return Page(items=items, page=page, pages=max(-(-total // per_page), 1), total=total)

@@ -104,17 +104,15 @@ def history_page(
     kind: _Any = "",
     state: _Any = "",
     method: _Any = "",
-    by: _Any = "",
     page_number: Annotated[int, Query(alias="page", ge=1, le=100_000)] = 1,
 ) -> Response:
     """Show a page of the works that fit a filter."""
-    asked = {"text": text, "kind": kind, "state": state, "method": method, "by": by}
+    asked = {"text": text, "kind": kind, "state": state, "method": method}
     wanted = Filter(
         kind=_KINDS.get(kind),
         state=_STATES.get(state),
         method=method or None,
         text=text or None,
-        submitter=by or None,
     )
     total = service.works.count(wanted)
     query = urlencode({name: value for name, value in asked.items() if value})

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from autotune.errors import Problem, user_error
+from autotune.errors import user_error
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.work import details, submit
 from autotune.server.live import Live
@@ -54,7 +54,7 @@ def queue(service: ServiceOf, _: Caller) -> Response:
 def _queue(service: Service) -> dict[str, Any]:
     works = service.works
     queued = works.search(Filter(kind="run", state="queued"), per_page=200)
-    queued.sort(key=lambda work: (-work.priority, work.created))
+    queued.sort(key=lambda work: work.created)
     recent = works.search(Filter(kind="run"), per_page=SHOWN)
     running = works.search(Filter(kind="run", state="running"), per_page=200)
     return {
@@ -89,7 +89,6 @@ class RunForm(Value):
     job: str = ""
     """The job file; empty: the parent's."""
     config: str = ""
-    priority: Annotated[str, Field(max_length=5)] = "0"
     parent: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
 
 
@@ -120,16 +119,9 @@ def _ask(service: Service, form: RunForm, submitter: str) -> Response:
         config = service.works.model_config_json(form.parent) or ""
     if not job.strip():
         raise user_error("a job is missing", where="job", hint="paste a job file")
-    priority, known = 0, []
-    try:
-        priority = int(form.priority or 0)
-    except ValueError:
-        what = f"must be a number, but got `{form.priority}`"
-        known.append(Problem(where="priority", what=what))
     submission = Submission(
         job=job,
         model_config_json=config.strip() or None,
-        priority=priority,
         parent=known_parent(service, form.parent),
     )
-    return redirect(f"/runs/{submit(service, 'run', submission, submitter, known).id}")
+    return redirect(f"/runs/{submit(service, 'run', submission, submitter).id}")

@@ -52,7 +52,6 @@ class Filter:
     method: str | None = None
     text: str | None = None
     """A part of the model's or the device's name, or of the id."""
-    submitter: str | None = None
 
 
 @functools.lru_cache(maxsize=256)
@@ -69,7 +68,7 @@ def count_of(wanted: Filter) -> Select[Any]:
 
 
 def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
-    for name in ("kind", "state", "method", "submitter"):
+    for name in ("kind", "state", "method"):
         value = getattr(wanted, name)
         if value is not None:
             statement = statement.where(getattr(WorkRow, name) == value)
@@ -124,7 +123,7 @@ class Works:
             Full: there is no room for it.
         """
         row = WorkRow(
-            **new.model_dump(exclude={"arguments"}),
+            **new.model_dump(exclude={"arguments", "first_line"}),
             id=secrets.token_hex(8),
             arguments=json.dumps(new.arguments),
             state="queued",
@@ -287,11 +286,6 @@ def work_of(row: WorkRow) -> Work:
     return Work.model_validate({name: getattr(row, name) for name in Work.model_fields})
 
 
-def in_order() -> tuple[ColumnElement[int], ColumnElement[float]]:
-    """Return the order of the queue: by priority, then first come first served."""
-    return WorkRow.priority.desc(), WorkRow.created.asc()
-
-
 def _take_turn(session: Session) -> None:
     """Wait for other transactions that add works, so that none comes between counting and adding.
     SQLite has one writer anyway."""
@@ -308,14 +302,10 @@ def _check_room(session: Session, room: Room, submitter: str) -> None:
 
 
 def _ahead(session: Session, row: WorkRow) -> int:
-    before = or_(
-        WorkRow.priority > row.priority,
-        (WorkRow.priority == row.priority) & (WorkRow.created < row.created),
+    before = select(func.count()).where(
+        WorkRow.state == "queued", WorkRow.kind == row.kind, WorkRow.created < row.created
     )
-    statement = select(func.count()).where(
-        WorkRow.state == "queued", WorkRow.kind == row.kind, before
-    )
-    return session.scalar(statement) or 0
+    return session.scalar(before) or 0
 
 
 def suits(device_kind: str, devices: int) -> ColumnElement[bool]:
