@@ -1,10 +1,11 @@
-"""The same job by another method: RLOO or GRPO in place of PPO, which need no value model. Pure."""
+"""The same job by another method: RLOO or GRPO in place of PPO, which need no value model."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.facts.stack import training_fields
+from autotune.errors import user_error
+from autotune.facts.stack import missing, training_fields
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.knobs import COMPLETION, GROUP, MINI_BATCHES, RESPONSE, ROLLOUT_CHUNK
@@ -15,6 +16,19 @@ _RESPONSE_LENGTH = 53
 _KL_COEF = 0.05
 """TRL's defaults of PPO, kept where the job names no other value."""
 _OF_PPO = {ROLLOUT_CHUNK, MINI_BATCHES, RESPONSE, "num_ppo_epochs", "copy_reference"}
+
+
+def refuse_missing(job: Job) -> None:
+    """Refuse a job whose trainer the installed TRL does not have.
+
+    Raises:
+        UserError: it has none of that name any more.
+    """
+    reason = missing(job.method)
+    if reason is not None:
+        others = " or ".join(f"`method: {method}`" for method in WITHOUT_A_VALUE_MODEL)
+        hint = f"`pip install trl==1.12.0`, or {others}, which need no value model"
+        raise user_error(reason, where="method", hint=hint)
 
 
 def in_place_of_ppo(job: Job, method: str) -> Job | None:
