@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from plan_schema import MachinesJson, PlanJson
 from pydantic import BaseModel
 
 from autotune.cli import main as cli
-from autotune.cli.views.plan_schema import MachinesJson, PlanJson
 from autotune.facts.known_models import known_models
 from autotune.job.job import Budget, Devices, Job, Lengths
 from autotune.server.app import create_routes

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.cli.views.plan_schema import MachinesJson, PlanJson
 from autotune.plan.machines import BEST
 from autotune.plan.plan import plan
 from autotune.report import machines as report
 from autotune.space.job_file.load import load_job
+from scripts.plan_schema import MachinesJson, PlanJson
 from tests.cpu.conftest import LLAMA, Command, write_model
 
 PINS = {

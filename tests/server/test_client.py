@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ import pytest
 
 from autotune import client
 from autotune.cli.remote import unpack
-from autotune.cli.views.plan_schema import MachinesJson
 from autotune.client import TOKEN, Client
 from autotune.errors import MachineError, UserError
+from scripts.plan_schema import MachinesJson
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.test_machines import PINS
 from tests.server.conftest import Served
@@ -366,44 +365,3 @@ def refused_by_machine(*arguments: object) -> None:
     result = call(*arguments)
     assert result.exit_code == 3 and result.stdout == "", result.output
     assert "error: http://127.0.0.1" in result.stderr and "Traceback" not in result.stderr
-
-
-def drips(start: bytes, each: bytes) -> Answer:
-    """What comes for ever, so much at a time."""
-
-    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        request.close_connection = True
-        request.wfile.write(start)
-        try:
-            while True:
-                request.wfile.write(each)
-                time.sleep(0.05 if len(each) < 99 else 0)
-        except OSError:  # nobody listens any more
-            return
-
-    return answer
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-BODIES = {
-    "body": HEAD + b"\r\n",
-    "length": HEAD + b"Content-Length: 99999999999\r\n\r\n",
-    "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n7fffffff\r\n",
-}
-
-
-@pytest.mark.parametrize("start", BODIES.values(), ids=BODIES)
-def test_an_answer_without_end_is_not_waited_for(
-    fake: Fake, start: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_WHOLE_S", 0.3)
-    monkeypatch.setattr(client, "_TIMEOUTS_S", (1.0, 0.3))
-    monkeypatch.setattr(client, "_MOST_BYTES", 2**20)
-    caller = Client(fake.url, patience_s=0.0)
-    for each in (b"0", b"0" * 2**16):
-        fake.answers = [drips(start, each)]
-        for ask in (lambda: caller.bundle(WORK), lambda: list(caller.follow(WORK))):
-            began = time.monotonic()
-            with pytest.raises(MachineError, match="does not answer|as the service does"):
-                ask()
-            assert time.monotonic() - began < 5

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.responses import HTMLResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -69,11 +69,7 @@ def submit(
     with _refused_when_full():
         service.works.check_room(room, submitter)  # before it is judged, which takes long
         new = accepted(kind, submission, service.settings.allowed, submitter, known)
-        work = service.works.add(new, room)
-    if new.first_line is not None:
-        service.events.add(work.id, "by_formula", work.created, text=new.first_line)
-        work.events += 1
-    return work
+        return service.works.add(new, room)
 
 
 def _room(service: Service) -> Room:
@@ -86,9 +82,7 @@ def _refused_when_full() -> Iterator[None]:
     try:
         yield
     except Full as full:
-        whose = " of yours" if full.whose == "each" else ""
-        hint = "wait for some to end, or cancel them"
-        raise problem(429, f"{full.most} works{whose} wait already", hint) from None
+        raise problem(429, str(full), "wait for some to end, or cancel them") from None
 
 
 def details(service: Service, id: str, kind: Kind | None = None) -> Details:
@@ -160,7 +154,6 @@ def router_of(kind: Kind) -> APIRouter:
         dependencies=[Depends(room_for(kind))],
     )
     async def _follow(
-        request: Request,
         service: ServiceOf,
         _: Caller,
         id: Id,
@@ -172,7 +165,7 @@ def router_of(kind: Kind) -> APIRouter:
         async for event in stream(service.live, id, int(last_event_id or after)):
             yield event
 
-    _add_changes(router, kind)
+    _add_others(router, kind)
     return router
 
 
@@ -188,7 +181,13 @@ def room_for(kind: Kind) -> Callable[..., None]:
     return room
 
 
-def _add_changes(router: APIRouter, kind: Kind) -> None:
+def _add_others(router: APIRouter, kind: Kind) -> None:
+    @router.get("/{id}/bundle.zip", name=f"get_{kind}_bundle", response_class=Response)
+    def _bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
+        """Return the files of its answer; they say whether a launch has verified them."""
+        details(service, id, kind)
+        return file_response(service, id, "bundle.zip")
+
     @router.post("/{id}/cancel", name=f"cancel_{kind}")
     def _cancel(service: ServiceOf, _: Caller, id: Id) -> Details:
         """Cancel it: at once where it waits, else as Ctrl-C does."""
@@ -253,20 +252,6 @@ runs = router_of("run")
 def _resume(service: ServiceOf, _: Caller, id: Id) -> Details:
     """Go on with a run that was cancelled, has failed or measured nothing, where it was."""
     return resume(service, details(service, id, "run"))
-
-
-@runs.get("/{id}/bundle.zip", name="get_run_bundle", response_class=Response)
-def _bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """Return the bundle of a run, verified or not: its files say which."""
-    details(service, id, "run")
-    return file_response(service, id, "bundle.zip")
-
-
-@plans.get("/{id}/bundle.zip", name="get_plan_bundle", response_class=Response)
-def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """Return the bundle of a plan's answer, marked as not verified."""
-    details(service, id, "plan")
-    return file_response(service, id, "bundle.zip")
 
 
 @runs.get(
