@@ -9,13 +9,7 @@ from typing import Any
 import click
 
 from autotune.cli.command import echo, guarded, print_json
-from autotune.cli.job_options import (
-    json_option,
-    print_notes,
-    storage_of,
-    storage_option,
-    track_option,
-)
+from autotune.cli.job_options import json_option, print_notes, track_option
 from autotune.errors import machine_error, user_error
 
 
@@ -31,7 +25,6 @@ from autotune.errors import machine_error, user_error
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write it as one Markdown file as well.",
 )
-@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @track_option
 @json_option
 @guarded
@@ -39,7 +32,6 @@ def command(
     run: Path,
     html: Path | None,
     markdown: Path | None,
-    storage: str | None,
     track: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -54,17 +46,18 @@ def command(
     from autotune.report.html import html_report
     from autotune.report.markdown import markdown_report
     from autotune.run.past_run import reopen
+    from autotune.script.past_run import reopen_script
     from autotune.trackers.content import tracked_run
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
     _refuse_used(html, markdown)
     if RunFolder(path=run).script.is_file():
-        script = _of_script(run, storage)
+        script = reopen_script(run)
         past, content = script.past, script.content()
         summary = tracked_script(script.look, past.facts, past.run)
     else:
-        past = reopen(run, storage_of(storage))
+        past = reopen(run)
         content, summary = content_of(past), tracked_run(past.job, past.facts, past.run)
     print_notes(past.notes)
     for file, render in ((html, html_report), (markdown, markdown_report)):
@@ -86,20 +79,6 @@ def command(
                 echo(f"report: {file}")
     _track(past, summary, track)
     return 0
-
-
-def _of_script(run: Path, storage: str | None) -> Any:
-    """Return the run of a script.
-
-    Raises:
-        UserError: it cannot be read, or a storage is named: its study is in its folder.
-    """
-    from autotune.script.past_run import reopen_script
-
-    if storage:
-        what = "the run of a script does not have this option"
-        raise user_error(what, where="--storage", hint="leave it out")
-    return reopen_script(run)
 
 
 def _track(past: Any, summary: Any, tools: tuple[str, ...]) -> None:

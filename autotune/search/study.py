@@ -27,6 +27,7 @@ from optuna.trial import TrialState
 from autotune.errors import user_error
 from autotune.probe.outcome import WAITED, is_quiet
 from autotune.probe.protocol import Measurement
+from autotune.process.run_folder import STORAGE
 from autotune.search.pruning import CannotWinPruner, best_stable_value
 from autotune.search.record import Record, excess_bytes
 from autotune.search.repeats import SD_95
@@ -291,6 +292,6 @@ def _study_in(storage: Any, name: str) -> optuna.Study:
     except KeyError:
         raise user_error(
             f"it holds no study `{name}`",
-            where="--storage",
+            where=STORAGE,
             hint="name the storage that the run was started with",
         ) from None

@@ -436,7 +436,7 @@ def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans:
     folder = plans.command.folder / "run"
     stored = json.loads((folder / "estimates.json").read_text(encoding="utf-8"))
     assert (len(stored["estimates"]), stored["limit_bytes"]) == (4, limit)
-    past = reopen(folder, None)
+    past = reopen(folder)
     expectations, records = past.expectations, list(past.records)
     assert expectations is not None
     candidates = past.space.candidates
