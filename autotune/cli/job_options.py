@@ -120,21 +120,17 @@ def load(
     sets: tuple[str, ...],
     flags: dict[str, Any],
     *,
-    device: str | None = None,
-    figures: bool = False,
     says: bool = True,
 ) -> Any:
     """Return the (Job, SpaceDefinition) of the options.
 
     Args:
-        figures: whether, where TRL has no such trainer any more, the methods that could take its
-            place are planned, for `device`.
         says: whether it is printed what flags alone leave open; else the caller does.
 
     Raises:
         UserError: the job cannot be, or not with this TRL.
     """
-    from autotune.plan.questions.missing_trainer import refuse_missing
+    from autotune.facts.stack import refuse_missing
     from autotune.space.job_file.flags import completed
     from autotune.space.job_file.load import load_job
 
@@ -148,7 +144,7 @@ def load(
         for assumption in assumed if says else ():
             say(f"assumed: {assumption}")
     loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
-    refuse_missing(loaded_job, device=device, figures=figures)
+    refuse_missing(loaded_job.method)
     for assumption in loaded_job.assumed:
         say(f"assumed: {assumption}")
     return loaded_job, definition

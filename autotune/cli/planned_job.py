@@ -84,7 +84,7 @@ class PlannedJob:
             says: whether it is printed what flags alone leave open; `assumed` has it.
         """
         self.refuse_several()
-        return self.loaded_for_machines(tuning, self.device, says=says)
+        return self.loaded_for_machines(tuning, says=says)
 
     def refuse_several(self) -> None:
         """Refuse several devices where one is planned for.
@@ -101,12 +101,10 @@ class PlannedJob:
                 hint="name one kind, and their number by --devices; `autotune plan` compares them",
             )
 
-    def loaded_for_machines(
-        self, tuning: str | None, device: str | None = None, *, says: bool = False
-    ) -> Any:
+    def loaded_for_machines(self, tuning: str | None, *, says: bool = False) -> Any:
         """Return the same where `--device` may name several."""
         sets = self.all_sets() if tuning is None else (*self.all_sets(), f"tuning={tuning}")
-        return load(self.job, sets, self.flags, device=device, figures=True, says=says)
+        return load(self.job, sets, self.flags, says=says)
 
     def all_sets(self) -> tuple[str, ...]:
         """Return the `--set` values, with those of `--devices` and `--nodes`."""

@@ -205,7 +205,7 @@ def _new(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Pa
     from autotune.process.run_folder import RunFolder
     from autotune.run.opening import new_folder
 
-    loaded, definition = load(job, sets, flags, figures=True)
+    loaded, definition = load(job, sets, flags)
     path = out or new_folder(job.stem if job is not None else "job")
     run = RunFolder(path=path.absolute())
     run.refuse_used()

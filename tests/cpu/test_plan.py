@@ -4,7 +4,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -458,49 +458,3 @@ def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans:
     assert report["estimates"]["residual"]["measurements"] == measured
     assert 0 <= report["estimates"]["memory_error_max"] < 0.3
     assert "expected peak" in plans.command("report", "run")
-
-
-@pytest.fixture
-def without_ppo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A TRL as 1.13 and later are. What is read of it is kept for no later test."""
-    from autotune.facts import stack
-
-    gone = {**stack.METHODS, "ppo": replace(stack.METHODS["ppo"], source="not/there.py")}
-    monkeypatch.setattr(stack, "METHODS", gone)
-    stack.training_fields.cache_clear()
-    stack.field_types.cache_clear()
-    yield
-    stack.training_fields.cache_clear()
-    stack.field_types.cache_clear()
-
-
-@pytest.mark.usefixtures("without_ppo")
-def test_ppo_with_a_trl_that_has_it_no_more_names_the_ways_out_with_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other methods are planned for real."""
-    from autotune.cli.job_options import load
-    from autotune.errors import UserError
-
-    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "cache"))
-    model = write_model(tmp_path / "model", LLAMA)
-    sets = (
-        "method=ppo",
-        "dataset={lengths: {max: 40}}",
-        "global_batch_size=8",
-        "training={kl_coef: 0.1}",
-    )
-    flags = dict.fromkeys(
-        ("model", "method", "dataset", "tuning", "global_batch_size", "max_length", "budget")
-    )
-    flags["model"] = str(model)
-    with pytest.raises(UserError) as caught:
-        load(None, sets, flags, figures=True)
-    (problem,) = caught.value.problems
-    assert problem.where == "method"
-    assert "has no PPOTrainer: 1.12 is the last that has it" in problem.what
-    assert problem.hint is not None and "pip install trl==1.12.0" in problem.hint
-    for method in ("rloo", "grpo"):
-        (line,) = [one for one in problem.hint.splitlines() if f"method: {method}" in one]
-        assert re.search(r"MiB; fits in .* GiB on ", line), line
-        assert "formula" not in line
