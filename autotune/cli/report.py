@@ -20,18 +20,12 @@ from autotune.errors import machine_error, user_error
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write it as one HTML file as well, with plots; it needs no network.",
 )
-@click.option(
-    "--markdown",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it as one Markdown file as well.",
-)
 @track_option
 @json_option
 @guarded
 def command(
     run: Path,
     html: Path | None,
-    markdown: Path | None,
     track: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -44,14 +38,15 @@ def command(
     from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of
     from autotune.report.html import html_report
-    from autotune.report.markdown import markdown_report
     from autotune.run.past_run import reopen
     from autotune.script.past_run import reopen_script
     from autotune.trackers.content import tracked_run
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
-    _refuse_used(html, markdown)
+    if html is not None and os.path.lexists(html):
+        hint = "name another, or move it"
+        raise user_error("the file exists already", where=f"--html {html}", hint=hint)
     if RunFolder(path=run).script.is_file():
         script = reopen_script(run)
         past, content = script.past, script.content()
@@ -60,11 +55,10 @@ def command(
         past = reopen(run)
         content, summary = content_of(past), tracked_run(past.job, past.facts, past.run)
     print_notes(past.notes)
-    for file, render in ((html, html_report), (markdown, markdown_report)):
-        if file is not None:
-            with writing(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(file, render(content))
+    if html is not None:
+        with writing(html):
+            html.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(html, html_report(content))
     if as_json:
         stored, ending = past.stored, past.ending
         recommended = None if stored is None else stored.plain
@@ -74,9 +68,8 @@ def command(
         print_json({**plain, "unprobed": unprobed, "ending": ended, "damaged": list(past.notes)})
     else:
         print_report(content, PlainConsole(width=None if PlainConsole().is_terminal else 160))
-        for file in (html, markdown):
-            if file is not None:
-                echo(f"report: {file}")
+        if html is not None:
+            echo(f"report: {html}")
     _track(past, summary, track)
     return 0
 
@@ -98,17 +91,3 @@ def _track(past: Any, summary: Any, tools: tuple[str, ...]) -> None:
     if sending.faults:
         hint = f"the logs are in {past.run.tracking}; what was sent already is not sent again"
         raise machine_error("; ".join(sending.faults), where="--track", hint=hint)
-
-
-def _refuse_used(html: Path | None, markdown: Path | None) -> None:
-    """Refuse to put a report in the place of another file.
-
-    Raises:
-        UserError: something is there already, or both are to have one name.
-    """
-    hint = "name another, or move it"
-    for option, file in (("--html", html), ("--markdown", markdown)):
-        if file is not None and os.path.lexists(file):
-            raise user_error("the file exists already", where=f"{option} {file}", hint=hint)
-    if html is not None and markdown is not None and html.absolute() == markdown.absolute():
-        raise user_error("--html has the same name", where=f"--markdown {markdown}", hint=hint)
