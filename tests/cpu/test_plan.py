@@ -457,4 +457,4 @@ def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans:
     assert measured > 0
     assert report["estimates"]["residual"]["measurements"] == measured
     assert 0 <= report["estimates"]["memory_error_max"] < 0.3
-    assert "expected peak" in plans.command("report", "run")
+    assert "estimated peak" in plans.command("report", "run")
