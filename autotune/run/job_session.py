@@ -211,6 +211,5 @@ def render(
         python=sys.executable,
         output_dir=run.bundle_output,
         origin=found_by(probes, len(space.candidates), facts.device.name),
-        recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
         verification=verification.plain() if verification is not None else None,
     )
