@@ -15,7 +15,6 @@ from autotune.report.candidate_lines import describe
 from autotune.report.content import Chosen, Content, Line, Memory, Probe
 from autotune.report.probes import lines_of, probe_list, shared_text, varying
 from autotune.report.sentences import (
-    cost_lines,
     ending_lines,
     repeat_lines,
     skipped_lines,
@@ -70,7 +69,6 @@ def content_of(past: PastRun) -> Content:
         said=(
             *ending_lines(past.ending),
             *repeat_lines(past.records),
-            *cost_lines(past.records),
         ),
         notes=past.space.notes,
         absent=tuple(_absent(gathered)),

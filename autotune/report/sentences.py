@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from autotune.report.words import candidate_text
 from autotune.run.stored import StoredEnding
@@ -74,22 +73,6 @@ def repeat_lines(records: Sequence[Record]) -> list[str]:
     return [
         f"probes of one candidate differ by {100 * repeats.measured_sd:.1f}% (standard deviation, "
         f"{repeats.repeats} repeated)"
-    ]
-
-
-def cost_lines(records: Sequence[Record]) -> list[str]:
-    """Return where the time of a probe goes: medians over those that ended ok."""
-    ended = (m for r in records if (m := r.measurement) is not None and m.outcome == "ok")
-    measurements = [m for m in ended if m.stages_s]
-    if not measurements:
-        return []
-    names = ("build", "train")
-    seconds = {name: median(m.stages_s.get(name, 0.0) for m in measurements) for name in names}
-    rest = median(m.seconds - sum(m.stages_s.get(n, 0.0) for n in names) for m in measurements)
-    return [
-        f"a probe took {median(m.seconds for m in measurements):.1f} s (median): "
-        f"{seconds['build']:.2f} s to build the model and the trainer, {seconds['train']:.1f} s of "
-        f"training steps, {rest:.2f} s for everything else"
     ]
 
 

@@ -9,7 +9,6 @@ from autotune.errors import Problem
 from autotune.job.job import Job
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.outcome import busy_text
-from autotune.process.processor_load import busiest_others
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.run.loop import no_time
@@ -53,14 +52,13 @@ def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
     if not waited:
         return None
     count = "1 probe" if len(waited) == 1 else f"{len(waited)} probes"
-    names = ", ".join(busiest_others())
-    of_others = f" ({names})" if names else ""
     return Problem(
         where="",
         what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
         "so the fastest cannot be measured",
-        hint=f"end the other computations here{of_others}, and go on with: {run.resumption}; or "
-        "rank what it is, with its errors and never as verified: --accept-noise",
+        hint="end the other computations here (`top` shows them), and go on with: "
+        f"{run.resumption}; or rank what it is, with its errors and never as verified: "
+        "--accept-noise",
     )
 
 
