@@ -389,18 +389,6 @@ def method_of(candidate: Any) -> Any:
     return candidate["estimate"]["method"]
 
 
-def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -> None:
-    asked = ("limits", "job.yaml", "--device", "h200", "--of", "devices")
-    answer = json.loads(plans.command(*asked, "--json"))
-    (row,) = answer["machines"]
-    assert (row["machine"], row["count"], row["safe"]) == ("1xh200", 1, True)
-    alone = plans("--device", "h200")["answer"]
-    for name in ("knobs", "peak_memory_bytes", "tokens_per_s", "job_s"):
-        assert row[name] == alone[name]
-    assert plans.command(*asked) == "\n".join(answer["lines"]) + "\n"
-    assert answer["lines"][0].startswith("1 device: is safe; the fastest takes ")
-
-
 def test_the_largest_micro_batch_is_that_of_a_plan_of_the_leanest(plans: Plans) -> None:
     asked = ("--device", "memory=1200MiB")
     planned = by_micro_batch(plans(*asked))
@@ -419,9 +407,7 @@ def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) ->
     refused = plans.command.refused("plan", "job.yaml", "--device", "h200", "--devices", "3")
     assert "8 rows cannot be divided among 3 devices" in refused
     assert "the nearest batches that can are 6 or 9" in refused
-    both = ("--device", "h200", "--of", "devices", "--devices", "2")
-    assert "looks for their number" in plans.command.refused("limits", "job.yaml", *both)
-    several = ("limits", "job.yaml", "--device", "h100,l40s", "--of", "devices")
+    several = ("limits", "job.yaml", "--device", "h100,l40s", "--of", "max_length")
     assert "`h100,l40s` names several devices" in plans.command.refused(*several)
     assert "a job is needed" in plans.command.refused("plan", "--max-length", "64")
 

@@ -3,9 +3,7 @@
 import dataclasses
 
 import pytest
-from click.testing import CliRunner
 
-from autotune.cli import main
 from autotune.errors import UserError
 from autotune.facts.device_kinds import device_kinds, facts_of, find_kind
 from autotune.plan.exchange import UNKNOWN_NETWORK, exchanged, with_exchange
@@ -109,13 +107,6 @@ def test_a_run_on_several_machines_is_refused_with_what_can_be_done():
         refuse_untried(job_of(1, 2))
     assert "--nodes 2" in caught.value.problems[0].hint
     refuse_untried(job_of(2, 1))
-
-
-def test_how_few_devices_would_do_goes_with_no_number_of_machines():
-    words = ["limits", "job.yaml", "--device", "h100", "--of", "devices", "--nodes", "2"]
-    completed = CliRunner().invoke(main, words)
-    assert completed.exit_code == 2
-    assert "--nodes: `--of devices` looks for their number on one machine" in completed.output
 
 
 def test_every_figure_of_a_network_is_slower_than_the_links_inside():
