@@ -54,7 +54,7 @@ def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | No
 
 def definition_of(job: Job) -> SpaceDefinition:
     """Return the search space of a job."""
-    return load_definition(job.method, job.search_space)
+    return load_definition(job.method)
 
 
 def pinned(job: Job, knobs: Mapping[str, Any]) -> Job:

@@ -153,7 +153,7 @@ class JobSession(Session):
         away = offloading(self.job, self.facts.device.kind)
         for index, change in enumerate([*away, *single_changes(self.job, nearest)]):
             try:
-                definition = load_definition(change.job.method, change.job.search_space)
+                definition = load_definition(change.job.method)
                 space = bind(definition, change.job, self.facts)
             except UserError:
                 continue

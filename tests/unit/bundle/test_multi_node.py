@@ -8,12 +8,9 @@ from autotune.errors import UserError
 from autotune.facts.device_kinds import device_kinds, facts_of, find_kind
 from autotune.plan.exchange import UNKNOWN_NETWORK, exchanged, with_exchange
 from autotune.probe.survey import refuse_untried
-from autotune.space.bind import bind
-from autotune.space.definition import load_definition
 from autotune.space.sharding.sharding import sharding_of
 from autotune.space.trl_config import settings
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
-from tests.unit.loading import load
 
 PINS = {"distributed_type": "DEEPSPEED", "zero_stage": 3, "offload_optimizer_device": "none"}
 
@@ -77,23 +74,6 @@ def test_processes_are_spread_evenly_over_the_machines():
     assert problem.hint == "choose 4 or 6"
     job = job_of(4, 2, fixed={**PINS, "num_processes": 4})
     assert {candidate["num_processes"] for candidate in make_space(job, facts()).candidates} == {4}
-
-
-def test_a_rule_may_ask_for_the_number_of_machines(tmp_path):
-    text = "method: sft\ninclude: sharding.yaml\nknobs:\n"
-    text += "  per_device_train_batch_size: {kind: speed, values: [1, 2], why: x}\n"
-    text += "  optim: {kind: speed, values: [adamw_torch], why: x}\n"
-    text += "rules:\n  - forbid: {device.nodes: {above: 1}, per_device_train_batch_size: 1}\n"
-    text += "    reason: machines\n"
-    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    (tmp_path / "m").mkdir()
-    (tmp_path / "d").mkdir()
-    job_text = "search_space: mine.yaml\nglobal_batch_size: 12\ndevices: {count: 2, nodes: 3}\n"
-    job = load(tmp_path, job_text)
-    assert (job.devices.total, job.devices.nodes) == (6, 3)
-    space = bind(load_definition("sft", str(tmp_path / "mine.yaml")), job, facts())
-    assert {candidate.micro_batch for candidate in space.candidates} == {2}
-    assert "machines" in [exclusion.reason for exclusion in space.exclusions]
 
 
 def test_a_server_of_vllm_is_planned_on_one_machine():

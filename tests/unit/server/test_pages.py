@@ -153,10 +153,10 @@ def test_a_bar_has_all_parts_beside_each_other(parts: dict[str, int], limit: int
 
 def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None:
     ways = [
-        {"fields": {"tuning": "lora", "search_space": None}},
+        {"fields": {"tuning": "lora", "dataset_config": None}},
         {"fields": {"devices": {"count": 4}}},
     ]
-    job = "model: a # mine\nsearch_space: small\ndevices: {memory: 20GiB}\n"
+    job = "model: a # mine\ndataset_config: small\ndevices: {memory: 20GiB}\n"
     work = Details.model_construct(
         id="0" * 16, job=job, arguments=["--devices=2"], result={"advice": {"ways": ways}}
     )
@@ -169,7 +169,7 @@ def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None
     )
     form = form_of(work, None, 2)
     assert (form.text, form.count, form.parent) == (
-        "model: a\nsearch_space: small\ndevices:\n  memory: 20GiB\n  count: 4\n",
+        "model: a\ndataset_config: small\ndevices:\n  memory: 20GiB\n  count: 4\n",
         "1",
         work.id,
     )
