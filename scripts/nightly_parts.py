@@ -88,9 +88,7 @@ BENCHMARKS = {
     "--set budget.probes=2 --results {out}/twice.json",
     "search/peers": 'python benchmarks/search/peers/run.py --only "TRL\'s defaults" --rows 16 '
     "--rounds 1 --out {out}/peers.json",
-    "service/cost": "python -m benchmarks.service.cost --label nightly --requests 2 --readers 5 "
-    "--events 3 --results {out}/rows.jsonl",
-    "service/load": "python -m benchmarks.service.load --minutes 0 --alone 1 --probes 1 "
+    "service/load": "python -m benchmarks.service.load --minutes 0 --probes 1 "
     "--results {out}/rows.jsonl",
     "sharding_depths": "python benchmarks/sharding_depths/run.py "
     "--only 'zero 3, 2 ranks, 7B, full' --results {out}/rows.jsonl",

@@ -42,8 +42,9 @@ def planned_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--device",
             metavar="KIND",
-            help="Plan for this GPU (h200, 'RTX 3070', memory=24GiB,tflops=165,bandwidth=1000) or "
-            "`cpu`; `plan` compares several (h100,4xl40s,rtx-4090; or `all`).",
+            help="Plan for this GPU (h200, 'RTX 3070', '24 GB', or "
+            "memory=24GiB,tflops=165,bandwidth=1000) or `cpu`; `plan` compares several "
+            "(h100,4xl40s,rtx-4090; or `all`).",
         ),
         job_options,
     ):

@@ -25,6 +25,13 @@ from autotune.cli.command import echo, guarded
 @click.option(
     "--port", type=int, help="Port to listen at, in place of the settings'; 0: a free one."
 )
+@click.option(
+    "--log",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Log on stderr: problems as text, or all that happens as a JSON object a line.",
+)
 @click.option("--add-token", metavar="NAME", help="Make a token for a user, print it, and end.")
 @click.option("--worker", is_flag=True, help="With --add-token: for a worker of another machine.")
 @click.option("--remove-token", metavar="NAME", help="Forget the tokens of a name, and end.")
@@ -34,22 +41,22 @@ def command(
     config: Path | None,
     host: str | None,
     port: int | None,
+    log: str,
     add_token: str | None,
     worker: bool,
     remove_token: str | None,
 ) -> int:
     """Serve plans, runs and history to browsers and programs.
 
-    It listens at 127.0.0.1 unless told otherwise; any other address needs a token. SIGTERM ends it
-    cleanly: runs return to the queue, and go on when it serves again.
+    It listens at 127.0.0.1 unless told otherwise; any other address needs a token. Ctrl-C or
+    SIGTERM ends it: runs return to the queue, and go on when it serves again.
     """
     from autotune.cli.views.log import log_to_stderr
     from autotune.errors import user_error
     from autotune.facts.stack import DISTRIBUTION
 
     try:
-        from autotune.server.access.tokens import LOCAL_WORKER
-        from autotune.server.serve import WORKER_TOKEN, serve
+        from autotune.server.serve import serve
         from autotune.server.service import open_service
         from autotune.server.settings import load_settings
     except ModuleNotFoundError as error:
@@ -63,13 +70,6 @@ def command(
     settings = load_settings(config, changes)
     folder = folder.absolute()
     if add_token or remove_token:
-        used = folder / WORKER_TOKEN
-        if remove_token == LOCAL_WORKER and used.is_file():
-            raise user_error(
-                f"`{LOCAL_WORKER}` is the worker that the service starts here",
-                where="--remove-token",
-                hint=f"to give it another token, end the service and remove {used} first",
-            )
         folder.mkdir(parents=True, exist_ok=True)
         tokens = open_service(settings, folder, "").tokens
         if remove_token:
@@ -78,6 +78,6 @@ def command(
             echo(tokens.add(add_token, "worker" if worker else "user"))
             echo("this is shown once; the service keeps only its hash", err=True)
         return 0
-    log_to_stderr()
-    serve(settings, folder)
+    log_to_stderr(as_json=log == "json")
+    serve(settings, folder, lambda text: None if log == "json" else echo(text, err=True))
     return 0

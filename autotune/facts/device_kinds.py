@@ -7,6 +7,7 @@ what is sold, and the rates of tensor cores follow from cores and clock.
 """
 
 import csv
+import dataclasses
 import difflib
 import functools
 import re
@@ -34,6 +35,9 @@ SINGLE_SHARE = {"tf32": 0.5, "float32": 0.125}
 _FIGURES = ("memory", "tflops", "bandwidth")
 _EXAMPLE = "memory=24GiB,tflops=165,bandwidth=1000"
 _LEAST_MEMORY = 2**28
+_SIZE = re.compile(r"(?:memory\s*=\s*)?([0-9]+(?:\.[0-9]+)?)\s*(g|gb|gib)?", re.IGNORECASE)
+_MOST_BARE = 256
+"""A number up to this without a unit is a size in GiB; above it, it is a name (`4090`)."""
 
 KEPT_BY_CUDA = 480 * 2**20
 """What CUDA keeps of a GPU's memory: 0.3 to 0.6 GiB of those in the table, whatever their size."""
@@ -67,6 +71,7 @@ class DeviceKind:
     `memory_bytes` is NVML's total, `cuda_total_bytes` the part of it that CUDA gives to programs
     where that is known. `matrix_flops_per_s` holds dense peak rates by number format: a missing
     format cannot be computed in, None is a rate that is not known. `capability` is NVIDIA's.
+    `assumed` is a sentence without its full stop; None: the kind was named, or all its figures.
     """
 
     name: str
@@ -82,6 +87,7 @@ class DeviceKind:
     interconnect: Interconnect = Interconnect()
     also_reported_as: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
+    assumed: str | None = None
 
     @property
     def usable_bytes(self) -> int:
@@ -199,20 +205,25 @@ def squeezed(text: str) -> str:
 
 
 def find_kind(text: str) -> DeviceKind:
-    """Return the kind that `text` names: by a name or an alias of a table, or by the figures of a
-    GPU: its memory, the peak of its tensor cores in TFLOP/s (dense, 16 bits) and its bandwidth in
-    GB/s. Case, spaces, hyphens and the maker's name do not matter.
+    """Return the kind that `text` names: by a name or an alias of a table, by its size (`24 GB`,
+    `24`, `memory=24GiB`), or by the figures of a GPU: its memory, the peak of its tensor cores in
+    TFLOP/s (dense, 16 bits) and its bandwidth in GB/s. Case, spaces, hyphens and the maker's name
+    do not matter.
 
-    A kind by its figures has capability 8.0; by its memory alone it says what fits, not how fast.
+    A size is the commonest card that is sold with it; where the table has none, and by figures, it
+    is a GPU of capability 8.0, of which a size alone says what fits, not how fast.
 
     Raises:
         UserError: there is no such kind, or the figures are wrong.
     """
-    if "=" in text:
-        return _of_figures(text)
     for kind in (*device_kinds(), *kinds_of_other_makers(), *more_kinds()):
         if squeezed(text) in _names(kind):
             return kind
+    size = _SIZE.fullmatch(text.strip())
+    if size is not None and (size[2] or float(size[1]) <= _MOST_BARE):
+        text = f"memory={size[1]}GiB"
+    if "=" in text:
+        return _of_figures(text)
     raise _unknown_kind(text)
 
 
@@ -230,6 +241,10 @@ def _of_figures(text: str) -> DeviceKind:
         raise _wrong_figures(str(error)) from None
     if memory < _LEAST_MEMORY:
         raise _wrong_figures(f"{format_bytes(memory)} is too little for a GPU")
+    commonest: str | None = _table(_FILE)["commonest"].get(f"{memory / 2**30:g}")
+    if commonest is not None and len(figures) == 1:
+        assumed = f"{format_bytes(memory)}: taken as {commonest}, the commonest card of that size"
+        return dataclasses.replace(find_kind(commonest.partition(" ")[2]), assumed=assumed)
     rates: dict[str, float | None] = dict.fromkeys(DTYPES)
     if tflops is not None:
         shares = {**dict.fromkeys(DTYPES, 1.0), **SINGLE_SHARE}

@@ -35,11 +35,6 @@ def host() -> HostFacts:
     return HostFacts(total_bytes=total, free_bytes=free)
 
 
-def machine_bytes() -> int:
-    """Return memory of the whole machine, whatever control groups allow of it."""
-    return dict(_meminfo())["MemTotal"]
-
-
 def host_limit(host_memory: int | None, device_kind: str, host: HostFacts | None) -> int | None:
     """Return what all processes of a job may take of the host together; None: there is no such
     limit.

@@ -162,12 +162,6 @@ def _annotated(package: str, file: str, class_name: str) -> list[ast.AnnAssign]:
 
 
 @functools.cache
-def transformers_fields() -> frozenset[str]:
-    """Return the fields of transformers' own TrainingArguments."""
-    return frozenset(_fields_of("transformers", "training_args.py", "TrainingArguments"))
-
-
-@functools.cache
 def field_types(method: str | None = None) -> Mapping[str, str]:
     """Return what a file of the trainer may hold: field -> its type, as the installed versions
     write it (`int | None`); without a method the fields that all share."""

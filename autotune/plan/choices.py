@@ -55,18 +55,27 @@ def is_safe(estimate: Estimate) -> bool:
     return estimate.fits and max(estimate.p_oom, estimate.p_host_oom or 0.0) <= SAFE
 
 
-def order(estimate: Estimate, *, offloads: bool = False) -> tuple[bool, bool, float, int]:
-    """Return the sort key of an estimate: the safe first, then what fits; the fastest, then the
+Place = tuple[bool, bool, float, bool, int, int]
+
+
+def order(candidate: Candidate, estimate: Estimate, devices: int) -> Place:
+    """Return the sort key of a candidate: the safe first, then what fits; the fastest, then the
     leanest.
 
     What is about as fast comes before something of which a cost is not known, and before what keeps
-    a part of the training on the host, too.
+    a part of the training on the host, too. Where no speed is known, of what is safe that comes
+    first which needs no offloading, then what has the fewest micro-steps.
     """
+    safe, values = is_safe(estimate), candidate.values
+    offloads = sharding_of(values, devices).offloads
     certain = 1 - AS_FAST if estimate.left_out or offloads else 1.0
+    unknown = safe and estimate.tokens_per_s is None
     return (
-        not is_safe(estimate),
+        not safe,
         not estimate.fits,
         -certain * (estimate.tokens_per_s or 0.0),
+        unknown and (offloads or values.get("activation_offloading") is True),
+        candidate.gradient_accumulation_steps if unknown else 0,
         estimate.peak_memory_bytes,
     )
 
@@ -92,13 +101,8 @@ def choices(
         key = choice_key(candidate, space, devices)
         groups.setdefault(key, []).append((candidate, estimate))
     default = space.default()
-    folded = [_choice(group, default) for group in groups.values()]
-
-    def place(choice: Choice) -> tuple[bool, bool, float, int]:
-        offloads = sharding_of(choice.candidate.values, devices).offloads
-        return order(choice.estimate, offloads=offloads)
-
-    return sorted(folded, key=place)
+    folded = [_choice(group, default, devices) for group in groups.values()]
+    return sorted(folded, key=lambda choice: order(choice.candidate, choice.estimate, devices))
 
 
 def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[str, ...]:
@@ -111,7 +115,9 @@ def choice_key(candidate: Candidate, space: SearchSpace, devices: int) -> tuple[
     )
 
 
-def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> Choice:
+def _choice(
+    group: Sequence[tuple[Candidate, Estimate]], default: Candidate, devices: int
+) -> Choice:
     """Return the choice of a group: among equally fast ones, the candidate whose costs are all
     known, then one that was traced as it is, then the one with the fewest settings that are not the
     stack's own, then the leanest."""
@@ -121,12 +127,16 @@ def _choice(group: Sequence[tuple[Candidate, Estimate]], default: Candidate) -> 
         changes = len(candidate.differences(default))
         return bool(estimate.left_out), not estimate.traced, changes, estimate.peak_memory_bytes
 
-    candidate, estimate = min(group, key=lambda pair: order(pair[1]))
+    def place(pair: tuple[Candidate, Estimate]) -> Place:
+        return order(*pair, devices)
+
+    candidate, estimate = min(group, key=place)
     enough = (1 - AS_FAST) * (estimate.tokens_per_s or 0.0)
     if not estimate.fits:
         candidate, estimate = min(group, key=leanness)
     elif enough:
-        equally_good = [pair for pair in group if order(pair[1])[:2] == order(estimate)[:2]]
+        best = place((candidate, estimate))[:2]
+        equally_good = [pair for pair in group if place(pair)[:2] == best]
         near = [pair for pair in equally_good if (pair[1].tokens_per_s or 0.0) >= enough]
         candidate, estimate = min(near, key=simplicity)
     unsafe = max(

@@ -1,5 +1,5 @@
-"""The data that a candidate's processes exchange on the links of its devices, that paged optimizers
-move between a GPU and its host, and the needs of a vLLM server. Pure."""
+"""The data that a candidate's processes exchange on the links of its devices, and the needs of a
+vLLM server. Pure."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,14 +21,13 @@ from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
 from autotune.space.sharding.sharding import DATA_PARALLEL, NONE
 from autotune.space.trl_config import Settings
 from autotune.space.vllm.server import server_needs
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_seconds
 
 UNKNOWN_LINK = 2e10
 """Bytes/s between two devices, or device and host, where the table has none: PCIe 4.0 x16, less a
 fifth."""
 UNKNOWN_NETWORK = 12.5e9
 """Bytes/s between machines, of each machine, where the table has none: 100 Gb/s Ethernet."""
-MOMENTS = {"lion": 1, "adamw": 2, "ademamix": 3}
 NOT_COUNTED = "the time to exchange gradients and weights is not counted"
 NOT_MOVED = "the time to move and update what is offloaded is not counted"
 
@@ -67,20 +66,7 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     share = f"{100 * seconds / step:.0f}% of a step are exchange"
     behind = f"{format_seconds(hidden)} more hidden by backward passes" if hidden else ""
     note = f"{subject}: {share}, at {rate}, {behind or 'none of it hidden'}"
-    return longer(estimate, seconds, note)
-
-
-def without_cost(estimate: Estimate, cost: str) -> Estimate:
-    """Return an estimate that notes that its speed leaves out this cost."""
-    if estimate.step_time_s is None:
-        return estimate
-    return dataclasses.replace(estimate, left_out=(*estimate.left_out, cost))
-
-
-def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:
-    """Return an estimate whose optimizer step takes `seconds` more, which nothing hides."""
-    assert estimate.step_time_s is not None
-    step, tokens, parts = estimate.step_time_s + seconds, estimate.tokens_per_s, estimate.time_parts
+    tokens, parts = estimate.tokens_per_s, estimate.time_parts
     if parts is not None:
         parts = dataclasses.replace(parts, exchange_s=parts.exchange_s + seconds)
     return dataclasses.replace(
@@ -90,6 +76,13 @@ def longer(estimate: Estimate, seconds: float, note: str) -> Estimate:
         tokens_per_s=None if tokens is None else tokens * estimate.step_time_s / step,
         notes=(*estimate.notes, note),
     )
+
+
+def without_cost(estimate: Estimate, cost: str) -> Estimate:
+    """Return an estimate that notes that its speed leaves out this cost."""
+    if estimate.step_time_s is None:
+        return estimate
+    return dataclasses.replace(estimate, left_out=(*estimate.left_out, cost))
 
 
 def optimizer_steps(candidate: Candidate) -> int:
@@ -177,41 +170,14 @@ def _between_devices(links: Interconnect | None, job: Job, processes: int) -> fl
 
 
 def with_paging(estimate: Estimate, settings: Settings) -> Estimate:
-    """Return an estimate with the time in which the moments of a paged optimizer come and go.
-
-    bitsandbytes keeps them in managed memory, and fetches those of a parameter before it updates
-    it (0.50, `optim/optimizer.py` `prefetch_state`). As long as the GPU has room for all of them
-    beside the training's peak, they stay there. Where it has not, the driver puts out what was
-    used longest ago, which in a pass over all parameters is what is needed next: all of them go out
-    and come back in each step. Known error: never measured.
-    """
-    config, facts = settings.config, settings.facts
-    optim = str(config.get("optim"))
-    if facts.device.kind != "cuda" or "paged" not in optim or estimate.step_time_s is None:
+    """Return an estimate that notes that it leaves out the time of paging, where the moments of a
+    paged optimizer have no room on the GPU beside the training's peak."""
+    optim, facts = str(settings.config.get("optim")), settings.facts
+    each = 2 if "8bit" in optim else 8
+    size = each * trained_parameters(settings.job, facts, settings.config)
+    if "paged" not in optim or size <= facts.device.total_bytes - estimate.peak_memory_bytes:
         return estimate
-    size = moments_bytes(settings.job, facts, config.get("lora_r"), optim)
-    if size <= facts.device.total_bytes - estimate.peak_memory_bytes:
-        return estimate
-    rate = host_rate(facts)
-    seconds = optimizer_steps(settings.candidate) * 2 * size / rate
-    note = (
-        f"{format_bytes(size)} of moments have no room on the GPU beside the training: they go to "
-        f"the host and come back in each step, at {rate / 1e9:.0f} GB/s"
-    )
-    return longer(estimate, seconds, note)
-
-
-def moments_bytes(job: Job, facts: Facts, lora_r: int | None, optim: str) -> int:
-    """Return the bytes of the moments: one byte each with `8bit`, but for embeddings, else four."""
-    moments = next((n for word, n in MOMENTS.items() if word in optim), 2)
-    trained = trained_parameters(job, facts, {"lora_r": lora_r})
-    if "8bit" not in optim:
-        return moments * 4 * trained
-    embedding = 0
-    if job.tuning == "full":
-        embedding = (facts.model.vocab_size or 0) * (facts.model.hidden_size or 0)
-    embedding = min(embedding, trained)
-    return moments * (4 * embedding + trained - embedding)
+    return without_cost(estimate, "paging")
 
 
 def with_server(estimate: Estimate, settings: Settings) -> Estimate:

@@ -31,7 +31,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import base_bytes
 from autotune.space.sharding.sharding import NONE
-from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings, has_reference
+from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 
 _KNOWN: dict[str, tuple[KnobValue, ...]] = {
     "attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3"),
@@ -178,15 +178,13 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
     width, rank = 4 if wide else 2, int(config.get("lora_r") or 16)
     trained = shape.facts.parameters if full else shape.adapter_parameters(rank)
     base = base_bytes(shape.facts, config)
-    weights = base or width * shape.facts.parameters * (1 + has_reference(job, config))
+    weights = base or width * shape.facts.parameters
     flash = str(config.get("attn_implementation")).startswith("flash")
     packed = bool(config.get("packing"))
     flat, longest = packed or bool(config.get("padding_free")), lengths[-1]
     tokens = method.sequences * rows * longest
     if flat and not packed and rows < len(lengths):
         tokens = method.sequences * sum(lengths[-rows:])
-    kto = config.get("loss_type") == "kto"
-    compared = bool(method.reference) and not config.get("precompute_ref_log_probs")
     capability = settings.facts.device.capability
     return DecoderStep(
         shape=shape,
@@ -206,7 +204,6 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
         checkpointing=bool(config.get("gradient_checkpointing", True)),
         chunked=config.get("loss_type") == "chunked_nll",
         liger=bool(config.get("use_liger_kernel")),
-        forwards=(1 + kto) * (1 + compared),
         cudnn=not flash
         and CUDNN_LAST not in settings.environment
         and capability is not None

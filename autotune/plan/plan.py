@@ -83,10 +83,9 @@ class Plan:
         return self.unfinished is not None
 
     def ranked(self) -> list[tuple[Candidate, Estimate]]:
-        """Return the safe candidates first, then those that fit; the fastest first where speed is
-        known, else the leanest."""
+        """Return the safe candidates first, then those that fit, in the order of choices."""
         pairs = ((candidate, self.estimates[candidate.key]) for candidate in self.space.candidates)
-        return sorted(pairs, key=lambda pair: order(pair[1]))
+        return sorted(pairs, key=lambda pair: order(pair[0], pair[1], self.devices))
 
 
 def plan(
@@ -138,7 +137,10 @@ def plan(
         cache.write(key, facts, estimator.kept)
     plan = _plan_of(draft, estimator, answer, advice)
     return dataclasses.replace(
-        plan, seconds=round(time.monotonic() - began, 3), cached=stored is not None
+        plan,
+        seconds=round(time.monotonic() - began, 3),
+        cached=stored is not None,
+        assumed=(*([kind.assumed] if kind and kind.assumed else []), *plan.assumed),
     )
 
 

@@ -69,7 +69,6 @@ class Command:
         folder: where it runs.
         output, errors: files for its output and its errors.
         environment: variables in place of ours; None: without it.
-        niceness: how far it stands back for others.
         guarded: whether it ends with us, and all it has started with it; else it outlives us.
     """
 
@@ -81,7 +80,6 @@ class Command:
         output: Path,
         errors: Path,
         environment: Mapping[str, str | None],
-        niceness: int = 0,
         guarded: bool = True,
     ) -> None:
         variables = {**os.environ, "PYTHONUNBUFFERED": "1", **SAFE, **environment}
@@ -100,8 +98,6 @@ class Command:
                 env={name: value for name, value in variables.items() if value is not None},
                 start_new_session=True,
             )
-        if niceness:
-            stand_back(self._process.pid, niceness)
 
     @property
     def pid(self) -> int:
@@ -120,6 +116,10 @@ class Command:
     def resident_bytes(self) -> int:
         """Resident memory now of all its processes together; what they share counts for each."""
         return sum(resident_bytes(pid) or 0 for pid in tree(self._process.pid))
+
+    def stand_back(self, niceness: int) -> None:
+        """Let it stand back for others."""
+        stand_back(self._process.pid, niceness)
 
     def interrupt(self) -> None:
         """Ask it to end, as Ctrl-C does."""

@@ -69,16 +69,12 @@ def about_versions(facts: Facts, info: Mapping[str, Any]) -> Pairs:
     return tuple((name, value) for name, value in (*pairs, *found) if isinstance(value, str))
 
 
-def again(run: RunFolder, info: Mapping[str, Any], *, ended: bool) -> Pairs:
-    """Return (what for, command) to train, to check and to repeat.
+def again(run: RunFolder, info: Mapping[str, Any], *, ended: bool) -> Iterator[tuple[str, str]]:
+    """Yield (what for, command) to train, to check and to repeat.
 
     Args:
         ended: whether the run came to its own end.
     """
-    return tuple(_commands(run, info, ended=ended))
-
-
-def _commands(run: RunFolder, info: Mapping[str, Any], *, ended: bool) -> Iterator[tuple[str, str]]:
     folder = shlex.quote(str(run.path))
     if run.launch.is_file():
         yield "train with it", f"bash {shlex.quote(str(run.launch))}"

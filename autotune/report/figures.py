@@ -52,7 +52,7 @@ def _hover(probe: Probe) -> str:
 
 def _speed_and_memory(content: Content) -> Figure | None:
     placed = [p for p in content.probes if p.peak_memory_bytes or p.least_bytes]
-    if not placed:
+    if not any(p.tokens_per_s for p in placed):
         return None
     data = []
     for standing, group in _by_standing(placed):

@@ -66,10 +66,7 @@ def content_of(past: PastRun) -> Content:
         method=past.job.method,
         headline=_headline(gathered),
         chosen=_chosen(gathered),
-        said=(
-            *ending_lines(past.ending),
-            *repeat_lines(past.records),
-        ),
+        said=(*ending_lines(past.ending), *repeat_lines(past.records)),
         notes=past.space.notes,
         absent=tuple(_absent(gathered)),
         damaged=past.notes,
@@ -89,7 +86,7 @@ def content_of(past: PastRun) -> Content:
         versions=about_versions(past.facts, info),
         about=about_job(past.job, past.facts),
         job=readable_text(past.run.job, MOST_BYTES) or "",
-        commands=again(past.run, info, ended=_has_ended(past)),
+        commands=tuple(again(past.run, info, ended=_has_ended(past))),
     )
 
 

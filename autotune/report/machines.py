@@ -1,6 +1,7 @@
 """A job on several machines: a row each, what to rent, and what that costs. Pure but for plans
 that are kept."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class MachineRow:
         job_s: of all epochs, without evaluation and saving; None: nothing fits, or not known.
         by_formula: whether the engine that spreads it was not traced.
         problem: why it cannot be planned there.
+        assumed: why it is this kind, where a size was named.
     """
 
     machine: str
@@ -57,6 +59,7 @@ class MachineRow:
     by_formula: bool = False
     packages: list[str] = field(default_factory=list)
     problem: str | None = None
+    assumed: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +120,18 @@ def machine_rows(
 
 def _row(plan: MachinePlan) -> MachineRow:
     machine, count = plan.machine, plan.job.devices.total
-    if plan.first is None:
-        name = plan.machine.name
-        return MachineRow(machine=name, kind=machine.kind.name, count=count, problem=plan.problem)
-    candidate, estimate = plan.first.candidate, plan.first.estimate
-    return MachineRow(
+    row = MachineRow(
         machine=machine.name,
         kind=machine.kind.name,
         count=count,
+        problem=plan.problem,
+        assumed=machine.kind.assumed,
+    )
+    if plan.first is None:
+        return row
+    candidate, estimate = plan.first.candidate, plan.first.estimate
+    return dataclasses.replace(
+        row,
         limit_bytes=plan.limit_bytes,
         text=candidate_text(candidate, plan.bound_space, count),
         short=_short(candidate, count),
@@ -198,6 +205,7 @@ def machine_lines(
         yield _recommended(within, prices)
     if prices is not None:
         yield from _notes_of_prices(rows, prices)
+    yield from (f"Assumed: {row.assumed}." for row in rows if row.assumed)
 
 
 def _recommended(within: Sequence[Offer], prices: Prices | None) -> str:

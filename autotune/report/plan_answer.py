@@ -93,9 +93,10 @@ def _reasons(plan: Plan, answer: Answer) -> Iterator[str]:
     speed = estimate.tokens_per_s
     if speed is None:
         yield (
-            "The rates of this device are not known: what needs least memory comes first. "
-            "`--device` with the name of a GPU estimates speeds."
+            "The rates of this device are not known: of what is safe, the fewest micro-steps come "
+            "first, and offloading last."
         )
+        yield "Speeds are estimated for a GPU by its name: `--device rtx-4090`."
     elif answer.faster is not None and answer.faster.estimate.tokens_per_s is not None:
         faster = answer.faster.estimate
         yield (
@@ -139,13 +140,16 @@ def _slower(speed: float | None, than: float | None) -> str:
 def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
     if answer.alternative is not None:
         yield _dtype_text(plan, answer.choice, answer.alternative)
-    for assumption in plan.assumed:
-        yield f"Assumed: {assumption}."
+    yield from _assumed_lines(plan)
     if answer.packages:
         yield install_text(answer.packages)
     older = _older_stack(plan, answer.choice)
     for note in (*answer.choice.estimate.notes, *plan.space.notes, *([older] if older else [])):
         yield f"Note: {note}."
+
+
+def _assumed_lines(plan: Plan) -> Iterator[str]:
+    return (f"Assumed: {assumption}." for assumption in plan.assumed)
 
 
 def _dtype_text(plan: Plan, choice: Choice, other: OtherDtype) -> str:
@@ -194,6 +198,7 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
     values = [one.values for one in plan.space.candidates]
     if (note := loading_note(plan.space.shape.job, plan.facts, values)) is not None:
         yield f"Note: {note}."
+    yield from _assumed_lines(plan)
     yield from ways_out_lines(plan)
 
 
@@ -216,7 +221,7 @@ def other_tuning_line(tuning: str, plan: Plan) -> str:
     name = tuning_text(tuning)
     if plan.answer is not None and plan.answer.choice.safe:
         text = _text(plan, plan.answer.choice)
-        return f"{name} (`--tuning {tuning}`): {text}: {_figures(plan, plan.answer)}."
+        return f"{name}: {text}: {_figures(plan, plan.answer)}."
     candidate, estimate = min(plan.ranked(), key=leanness)
     word = "is not safe" if estimate.fits else "does not fit"
     return f"{name} {word}. {shortfall_text(plan, candidate, estimate)}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autotune.report.content import Content, Expected, KnobWorth, Line, Memory, Probe, Worth
 from autotune.report.parts import ordered
+from autotune.report.words import legend
 from autotune.units import format_bytes, format_seconds
 
 NOTHING = "\N{EN DASH}"
@@ -41,6 +42,16 @@ class Section:
 
 def sections(content: Content) -> Iterator[Section]:
     """Yield all but the recommendation and how to repeat it."""
+    made = list(_told(content))
+    yield from made
+    cells = (cell for one in made for table in one.tables for row in table.rows for cell in row)
+    texts = (content.headline, *(text for one in made for text in one.text), *cells)
+    if words := legend(texts):
+        tables = _table("What the words mean", ("word", "what it means"), words)
+        yield Section(name="words", title="Words", tables=tables)
+
+
+def _told(content: Content) -> Iterator[Section]:
     yield _candidates(content)
     yield _memory(content)
     yield _expected(content)

@@ -1,6 +1,7 @@
 """A candidate in words: what a person tells apart, then what is not as the stack has it. Pure."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from autotune.job.job import KnobValue
 from autotune.plan.choices import CHECKPOINTING, differing
@@ -18,6 +19,36 @@ from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, shardi
 
 _TUNINGS = {"full": "Full tuning", "lora": "LoRA", "qlora": "QLoRA"}
 _APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNOBS}
+
+_MEANINGS = (
+    (r"\d+ ?x ?\d+", "rows in a forward pass x passes in an optimizer step, on each device"),
+    (r"ckpt|checkpointing", "activations are computed again instead of kept: less memory, slower"),
+    (r"chunked_nll", "the usual loss, made for a part of the tokens at a time: less memory"),
+    (r"nll", "the usual loss (negative log-likelihood), made for all tokens at once"),
+    (r"Liger kernels", "fused operators of the package liger-kernel: faster, less memory"),
+    (r"padding-free", "rows lie one behind the other, without padding between them"),
+    (r"packing", "short rows are put together until they are as long as the longest may be"),
+    (r"group_by_length", "rows of about the same length come together: less padding"),
+    (r"activation offloading|activations offloaded", "activations wait in the host's memory"),
+    (r"expandable segments", "torch's allocator can extend its blocks: less memory is lost"),
+    (r"torch\.compile", "the model is compiled first: a slow start, faster steps"),
+    (r"sdpa", "torch's own attention, without another package"),
+    (r"flash_attention_\d", "attention of a package of its own, for flattened rows"),
+    (r"ZeRO-[0-3]", "DeepSpeed divides optimizer (1), gradients (2) and weights (3)"),
+    (r"FSDP2?", "torch divides weights, gradients and optimizer among the devices"),
+    (r"DDP", "each device holds a whole copy of the model"),
+    (r"p\(oom\)", "how likely it is to run out of memory, from 0 to 1"),
+    (r"MFU", "the share of the GPU's peak rate that the model's own computation reaches"),
+)
+"""A pattern of a term, and what the term means."""
+
+
+def legend(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the terms that occur in some texts, as they stand there first, each with its
+    meaning."""
+    text = "\n".join(texts)
+    found = ((re.search(rf"(?<!\w)(?:{term})(?!\w)", text), what) for term, what in _MEANINGS)
+    return [(match[0], what) for match, what in found if match is not None]
 
 
 def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> str:

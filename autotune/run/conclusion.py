@@ -46,7 +46,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
     whether anything does."""
     records = session.study.records()
     for outcome, problem in (
-        ("nothing_stable", too_busy(session.run, records)),
+        ("nothing_stable", too_busy(session, records, reason)),
         ("nothing_measured", nothing_measured(session, records, reason)),
     ):
         if problem is not None:

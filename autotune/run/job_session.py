@@ -1,7 +1,6 @@
 """A run of a job: its probes are short trainings of our own, and what it writes is a bundle."""
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,32 +103,15 @@ class JobSession(Session):
 
     def remedies(self, nothing: NothingFits) -> Remedies:
         """Return changes that make the job fit: probed, or else estimated."""
-        shortfall = self._measured_shortfall(nothing)
-        tried = tuple(self._try_changes(shortfall))
+        tried = tuple(self._try_changes(nothing))
         return Remedies(
-            nothing=shortfall,
+            nothing=nothing,
             tried=tried,
-            advice=self._advice(shortfall, tried),
+            advice=self._advice(nothing, tried),
             left_out=(UNTRIED,) if self.deadline.left_s <= 0 else (),
         )
 
-    def _measured_shortfall(self, nothing: NothingFits) -> NothingFits:
-        """Return what the nearest candidate really takes, where the device has more than the job
-        allows."""
-        roomy = self.facts.device.free_bytes
-        if nothing.nearest is None or not nothing.short_is_lower_bound or roomy <= self.limit_bytes:
-            return nothing
-        self.listener.trying("the nearest candidate without the job's memory limit")
-        measurement = self._what_if(self.job, nothing.nearest.candidate, "unlimited", roomy)
-        if measurement.outcome != "ok" or measurement.peak_memory_bytes is None:
-            return nothing
-        return dataclasses.replace(
-            nothing,
-            short_bytes=measurement.peak_memory_bytes - self.allowed_bytes,
-            short_is_lower_bound=False,
-        )
-
-    def _what_if(self, job: Job, candidate: Candidate, name: str, limit: int) -> Measurement:
+    def _what_if(self, job: Job, candidate: Candidate, name: str) -> Measurement:
         """Return a probe beside the search: it is not part of the study."""
         return measure_candidate(
             self.server,
@@ -139,7 +121,7 @@ class JobSession(Session):
             candidate,
             rows=self.run.rows,
             output_dir=self.run.output,
-            limit=limit,
+            limit=self.limit_bytes,
             watch=follow_probe(self.listener),
             most_s=self.deadline.left_s,
             timed=False,
@@ -161,7 +143,7 @@ class JobSession(Session):
                 return
             self.listener.trying(change.text)
             candidate = space.nearest(nearest.values)
-            measurement = self._what_if(change.job, candidate, f"{index:02d}", self.limit_bytes)
+            measurement = self._what_if(change.job, candidate, f"{index:02d}")
             if measurement.outcome == "interrupted":
                 return
             excess = excess_bytes(measurement, self.allowed_bytes)

@@ -68,7 +68,8 @@ def reason_to_stop(
     return stop_reason(
         session.job.budget,
         probes=sum(counts_as_probe(record) for record in records),
-        seconds=probing_s(records),
+        seconds=budgeted_s(session, records),
+        goes_on=nothing_since(session, records),
         candidates_left=session.study.candidates_left(),
         outlook=promise,
         no_time=no_time(session, records),
@@ -224,7 +225,7 @@ def too_close(session: Session, records: Sequence[Record]) -> list[Ranked]:
 def room(session: Session, records: Sequence[Record]) -> float:
     """Return how many more probes the budget has room for, by what they took so far."""
     budget, cost_s = session.job.budget, probe_cost_s(records)
-    minutes_s = max(60 * budget.minutes - probing_s(records), 0.0)
+    minutes_s = max(60 * budget.minutes - budgeted_s(session, records), 0.0)
     total_s = max(session.deadline.left_s - reserved_s(session, records), 0.0)
     return min(
         budget.probes - sum(counts_as_probe(record) for record in records),
@@ -271,6 +272,17 @@ def probing_s(records: Sequence[Record]) -> float:
     return sum(r.measurement.seconds for r in records if r.measurement is not None)
 
 
+def budgeted_s(session: Session, records: Sequence[Record]) -> float:
+    """Return the seconds of `budget.minutes` that are used: by all probes of this session, and by
+    those of earlier ones that were neither disturbed nor cut off."""
+    return probing_s([r for r in records if counts_as_probe(r) or r.number >= session.earlier])
+
+
+def nothing_since(session: Session, records: Sequence[Record]) -> bool:
+    """True if a run goes on, and has probed nothing since."""
+    return session.earlier > 0 and all(record.number < session.earlier for record in records)
+
+
 def outlook(session: Session, records: Sequence[Record]) -> Outlook | None:
     """Return the expected gain of the next probe; None where there is no estimate."""
     gain = session.study.gain()
@@ -303,7 +315,7 @@ def standing(
     return Standing(
         probes=sum(counts_as_probe(record) for record in records),
         most_probes=budget.probes,
-        probing_s=probing_s(records),
+        probing_s=budgeted_s(session, records),
         most_probing_s=60 * budget.minutes,
         left_s=max(min(room(session, records), left), 0) * cost_s if cost_s else None,
         total_left_s=total_left_s if math.isfinite(total_left_s) else None,

@@ -11,7 +11,7 @@ from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.outcome import busy_text
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
-from autotune.run.loop import no_time
+from autotune.run.loop import no_time, nothing_since
 from autotune.run.session import Result, Session
 from autotune.search.recommend import NothingFits
 from autotune.search.record import Record, counts_as_probe, excess_bytes
@@ -43,21 +43,22 @@ def before_the_search(total: str) -> Result:
     )
 
 
-def too_busy(run: RunFolder, records: Sequence[Record]) -> Problem | None:
-    """Return the problem of a run whose probes that fit ran while others took the cores;
-    None: there was no such probe."""
+def too_busy(session: Session, records: Sequence[Record], stop_reason: str) -> Problem | None:
+    """Return the problem of a run whose probes that fit ran while others took the cores, and of one
+    that went on why it probed nothing since; None: there was no such probe."""
     measured = [record.measurement for record in records if record.measurement is not None]
     busy = [measurement for measurement in measured if measurement.outcome == "busy"]
     waited = [m.processor_wait_share for m in busy if m.processor_wait_share is not None]
     if not waited:
         return None
     count = "1 probe" if len(waited) == 1 else f"{len(waited)} probes"
+    since = f"; {stop_reason}" if nothing_since(session, records) else ""
     return Problem(
         where="",
         what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
-        "so the fastest cannot be measured",
+        f"so the fastest cannot be measured{since}",
         hint="end the other computations here (`top` shows them), and go on with: "
-        f"{run.resumption}; or rank what it is, with its errors and never as verified: "
+        f"{session.run.resumption}; or rank what it is, with its errors and never as verified: "
         "--accept-noise",
     )
 

@@ -152,12 +152,13 @@ def open_job(
         history=History.of_user().readings(job, facts, space, name) if options.history else (),
         seed=job.seed,
     )
+    study = study_of(run, name, space, sampler, allowed, listener.restored, storage)
     return JobSession(
         job=job,
         run=run,
         facts=facts,
         space=space,
-        study=study_of(run, name, space, sampler, allowed, listener.restored, storage),
+        study=study,
         server=server,
         listener=listener,
         limit_bytes=limit,
@@ -166,6 +167,7 @@ def open_job(
         options=options,
         deadline=deadline,
         estimates_cut=cut,
+        earlier=study.trials,
     )
 
 

@@ -74,6 +74,7 @@ class Session(ABC):
         deadline: when everything has to be over.
         estimates_cut: whether there was no time to trace: what is expected is by formula, and of
             memory alone.
+        earlier: probes that the run had when this session began; theirs are the numbers below it.
     """
 
     default_words: ClassVar[str] = "the stack's defaults"
@@ -93,6 +94,7 @@ class Session(ABC):
     options: Options
     deadline: Deadline = Deadline()
     estimates_cut: bool = False
+    earlier: int = 0
 
     @property
     def devices(self) -> int:

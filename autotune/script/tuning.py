@@ -135,12 +135,14 @@ def open_script(
     accept_noise = options.accept_noise or kept.accept_noise
     options = dataclasses.replace(options, accept_noise=accept_noise)
     sampler = guided_sampler(space, {}, expectations.prior, allowed_bytes=allowed)
+    study = study_of(run, name, space, sampler, allowed, listener.restored)
     return ScriptSession(
         job=job,
         run=run,
         facts=facts,
         space=space,
-        study=study_of(run, name, space, sampler, allowed, listener.restored),
+        study=study,
+        earlier=study.trials,
         listener=listener,
         limit_bytes=limit,
         allowed_bytes=allowed,

@@ -18,14 +18,8 @@ from autotune.server.access.requests import API, Gate
 from autotune.server.api import facts, work, workers
 from autotune.server.api.problems import RESPONSES, handle_problems
 from autotune.server.metrics import Metrics
-from autotune.server.pages import (
-    history,
-    plan_form,
-    plan_page,
-    run_page,
-    runs,
-    sign_in,
-)
+from autotune.server.pages import form, sign_in, works
+from autotune.server.pages import work as work_pages
 from autotune.server.pages.render import STATIC, fragment, is_htmx, page, redirect
 from autotune.server.service import Service
 
@@ -36,7 +30,7 @@ DESCRIPTION = "Plans and runs of autotune. Sizes are bytes, times seconds (since
 
 def add_pages(app: FastAPI) -> None:
     """Let an app answer browsers. Its handlers of errors are there already."""
-    for part in (plan_form, plan_page, runs, run_page, history, sign_in):
+    for part in (form, work_pages, works, sign_in):
         app.include_router(part.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     show_problems(app)

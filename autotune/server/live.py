@@ -97,7 +97,11 @@ class Live:
         async with tail.reading:
             if tail.is_old:
                 tail.is_old = False
-                await self._read(id, tail, number)
+                try:
+                    await self._read(id, tail, number)
+                except BaseException:  # this reader is cut off: the next one reads
+                    tail.is_old = True
+                    raise
         kept = tail.events
         if kept and kept[0].number <= number + 1:
             return tail.ended, [event for event in kept if event.number > number]

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import uvicorn
 
 from autotune.errors import machine_error, user_error
 from autotune.process.companion import Command
-from autotune.process.niceness import keep_to_last_core, session_standing_back, share_one_arena
+from autotune.process.niceness import share_one_arena
 from autotune.process.proc import start_ticks
 from autotune.server.access.requests import SPARE
 from autotune.server.access.tokens import LOCAL_WORKER
@@ -28,13 +28,19 @@ from autotune.server.settings import Settings
 
 WORKER_TOKEN, ADDRESS, CSRF, PID = "worker.token", "address", "csrf", "worker.pid"
 HOUSEKEEPING_S, DELETING_S = 5.0, 60.0
-_STOP_S = 100.0
-"""Time for the local worker to end what it runs."""
+_STOP_S = 2.0
+"""Time for the local worker to give back what it runs: then it is killed."""
 log = logging.getLogger("autotune.server")
 
 
-def serve(settings: Settings, folder: Path) -> None:
-    """Serve until SIGTERM or Ctrl-C. Runs are then asked to end, and return to the queue.
+Say = Callable[[str], None]
+
+
+def serve(settings: Settings, folder: Path, say: Say = lambda _: None) -> None:
+    """Serve until SIGTERM or Ctrl-C. Runs are then ended, and return to the queue.
+
+    Args:
+        say: takes the greeting, and that it ends.
 
     Raises:
         UserError: others would reach it without a token.
@@ -42,10 +48,10 @@ def serve(settings: Settings, folder: Path) -> None:
     """
     share_one_arena()
     with private_folder(folder):
-        _serve(settings, folder)
+        _serve(settings, folder, say)
 
 
-def _serve(settings: Settings, folder: Path) -> None:
+def _serve(settings: Settings, folder: Path, say: Say = lambda _: None) -> None:
     service = open_service(settings, folder, _secret(folder / CSRF))
     if not settings.is_local and not service.tokens.has_users():
         raise user_error(
@@ -63,18 +69,25 @@ def _serve(settings: Settings, folder: Path) -> None:
             )
     service.queue.renew()
     with _listening(settings) as listener:
-        port = listener.getsockname()[1]
-        _write_private(folder / ADDRESS, f"http://{_local_name(settings)}:{port}")
-        # uvicorn raises its signal again at its end
-        with contextlib.suppress(KeyboardInterrupt), session_standing_back(settings.niceness):
-            _Server(service, folder).run(sockets=[listener])
+        address = f"http://{_local_name(settings)}:{listener.getsockname()[1]}"
+        _write_private(folder / ADDRESS, address)
+        _Server(service, greeting(service, address), say).run(sockets=[listener])
     service.database.close()
+    say("it has ended")
+
+
+def greeting(service: Service, address: str) -> str:
+    """Return how to use a service, and how it ends."""
+    lines = [f"autotune serves at {address}", f"  it keeps all it has in {service.folder}"]
+    if service.needs_token:
+        lines.append("  sign in with a token: `autotune serve --add-token NAME` prints a new one")
+    return "\n".join([*lines, "  Ctrl-C ends it; what runs then goes on at the next start"])
 
 
 class _Server(uvicorn.Server):
     """uvicorn with a worker beside it, which ends before the service does."""
 
-    def __init__(self, service: Service, folder: Path) -> None:
+    def __init__(self, service: Service, greeting: str, say: Say) -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(service),
@@ -85,38 +98,29 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=5,
+                timeout_graceful_shutdown=1,
                 timeout_keep_alive=15,
             )
         )
-        self._service, self._folder = service, folder
+        self._service, self._folder = service, service.folder
+        self._greeting, self._say = greeting, say
         self._stopping = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, then start the worker and the housekeeping."""
         await super().startup(sockets=sockets)
+        self._say(self._greeting)
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
-        # Of this thread, not of that one, which starts the worker.
-        os.nice(self._service.settings.niceness)
-        keep_to_last_core()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End the worker first, so that it reports its works. A second signal ends at once."""
-        if self._stopping.is_set():
-            super().handle_exit(sig, frame)
-            return
+        """End the worker first, so that it gives back its works."""
         self._stopping.set()
-        threading.Thread(target=self._end, args=(sig,), name="ending", daemon=True).start()
-
-    def _end(self, sig: int) -> None:
-        end_local_worker(self._folder)
-        self._service.live.close()
-        super().handle_exit(sig, None)
 
     def _keep_house(self) -> None:
-        """Put works of dead leases back, delete old works, keep the local worker alive."""
+        """Put works of ended leases back, delete old works, keep the local worker alive; in the end
+        end it, and the service."""
         deleted = -DELETING_S
-        while not self._stopping.wait(HOUSEKEEPING_S if self.started else 0.1):
+        while not self._stopping.is_set():
             try:
                 if self._service.settings.local_worker:
                     start_local_worker(self._service, self._folder)
@@ -127,6 +131,11 @@ class _Server(uvicorn.Server):
                     delete_old(self._service)
             except Exception:  # a full disk, a database that restarts: it is tried again
                 log.exception("housekeeping failed")
+            self._stopping.wait(HOUSEKEEPING_S)
+        self._say("it ends: what runs returns to the queue, and goes on at the next start")
+        end_local_worker(self._folder)
+        self._service.live.close()
+        self.should_exit = True
 
 
 def delete_old(service: Service) -> None:
@@ -187,15 +196,15 @@ def local_worker(folder: Path) -> int | None:
 
 
 def end_local_worker(folder: Path) -> None:
-    """Ask the local worker to end, and wait for it."""
+    """Ask the local worker to end, and kill it if it does not: what it runs ends with it."""
     pid = local_worker(folder)
-    if pid is None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + _STOP_S
-    while local_worker(folder) == pid and time.monotonic() < until:
-        time.sleep(0.1)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            if pid is not None and local_worker(folder) == pid:
+                os.kill(pid, number)
+        while pid is not None and local_worker(folder) == pid and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager

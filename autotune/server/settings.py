@@ -86,14 +86,8 @@ class Settings(Strict):
     """Whether a proxy in front of it speaks HTTPS: cookies are then sent over HTTPS only."""
     database: str | None = None
     """PostgreSQL by URL; default: `service.db` (SQLite) in the folder of `--runs`."""
-    dashboard: str | None = Field(default=None, pattern=r"^https?://[^\s<>]+$")
-    """URL of the optuna-dashboard that the operator runs on the same database, such as
-    `http://127.0.0.1:8080`: the pages of runs link to it."""
     local_worker: bool = True
     """Whether a worker for this machine's devices is started with it."""
-    niceness: int = Field(default=19, ge=0, le=19)
-    """How far the service stands back for what else this machine computes. With less, pages are
-    quick where all cores probe, and probes are called `busy` for it."""
     plans_at_once: int = Field(default=1, ge=0)
     """Plans that the local worker makes beside a run."""
     plan_memory: Bytes = 8 * 2**30

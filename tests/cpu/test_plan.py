@@ -114,6 +114,14 @@ def test_candidates_come_the_fastest_first_where_speed_is_known(plans: Plans) ->
     assert all(one["estimate"]["tokens_per_s"] is None for one in small)
 
 
+def test_a_size_is_planned_as_the_commonest_card_of_it_and_the_answer_says_so(plans: Plans) -> None:
+    named, sized = plans("--device", "h200"), plans("--device", "141 GB")
+    assert sized["device"] == named["device"]
+    assert sized["answer"]["knobs"] == named["answer"]["knobs"]
+    said = "Assumed: 141 GiB: taken as an H200, the commonest card of that size."
+    assert said in sized["lines"] and said not in named["lines"]
+
+
 @pytest.mark.parametrize("device", ["h200", "memory=1GiB"])
 def test_the_parts_of_every_candidate_add_up_to_its_peak(plans: Plans, device: str) -> None:
     for one in plans("--device", device)["candidates"]:
@@ -296,13 +304,13 @@ def test_flags_alone_are_a_job_that_is_planned_by_both_tunings(autotune: Command
     assert sum(parts.values()) == one["estimate"]["peak_memory_bytes"]
     assert any("10,000 rows of 64 tokens" in line for line in plan["answer"]["assumed"])
     other = plan["other_tuning"]
-    assert other["tuning"] == "lora" and other["text"].startswith("LoRA (`--tuning lora`): 4 x 8")
+    assert other["tuning"] == "lora" and other["text"].startswith("LoRA: 4 x 8")
     given = json.loads(autotune("plan", *flags, "--tuning", "lora", "--json"))
     assert given["other_tuning"] is None
     for name in ("knobs", "peak_memory_bytes", "tokens_per_s"):
         assert given["answer"][name] == other["answer"][name]
     text = " ".join(autotune("plan", *flags).split())
-    assert "LoRA (`--tuning lora`): 4 x 8" in text
+    assert "LoRA: 4 x 8" in text
     assert "1 of 1 candidates fit" in text
 
 

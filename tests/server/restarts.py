@@ -11,7 +11,8 @@ from autotune.client import Client, Event, Work
 from autotune.process.descendants import tree
 from autotune.process.proc import start_ticks
 from autotune.server.serve import local_worker
-from autotune.server.store.database import open_database, sqlite_url
+from autotune.server.store.database import Database, open_database, sqlite_url
+from autotune.server.store.tables import WorkRow
 from autotune.server.store.works import Works
 from tests.cpu.test_run import FEW
 from tests.server.conftest import Served, served
@@ -109,8 +110,16 @@ class Keeper:
 
     def stored(self, work: Work) -> str | None:
         """The state of a work in the database."""
-        database = open_database(sqlite_url(self._now.folder / "service.db"))
-        try:
+        with contextlib.closing(self._database()) as database:
             return Works(database).state(work["id"])
-        finally:
-            database.close()
+
+    def end_lease(self, work: Work) -> str | None:
+        """End the lease of a work that runs, as time does; return its state until then."""
+        with contextlib.closing(self._database()) as database, database.writing() as session:
+            row = session.get_one(WorkRow, work["id"])
+            if row.state == "running":
+                row.lease_until = 1.0
+            return row.state
+
+    def _database(self) -> Database:
+        return open_database(sqlite_url(self._now.folder / "service.db"))

@@ -2,9 +2,11 @@
 it waits for nobody."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -210,15 +212,39 @@ def test_the_log_is_a_json_object_a_line_with_an_id_each(
     assert not [one for one in often if one["status"] < 400]
 
 
-def test_the_service_leaves_cores_to_what_its_worker_runs(
+def test_the_service_and_its_worker_stand_back_for_nobody(
     service: tuple[Served, dict[str, str]],
 ) -> None:
     running, _ = service
-    cores = os.sched_getaffinity(0)
-    left = {max(cores)} if len(cores) > 2 else cores
-    assert os.sched_getaffinity(running.process.pid) == left
-    assert os.sched_getaffinity(local_worker(running.folder) or 0) == cores
-    assert os.getpriority(os.PRIO_PROCESS, running.process.pid) == 15
+    for pid in (running.process.pid, local_worker(running.folder) or 0):
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_it_greets_and_ends_in_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("local_worker: false\nport: 0\n", encoding="utf-8")
+    folder = tmp_path / "service"
+    for needs_token in (False, True):
+        process = subprocess.Popen(
+            [*SERVE, "--runs", str(folder), "--config", "server.yaml"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+        )
+        assert process.stderr is not None
+        greeting = list(itertools.takewhile(lambda line: "Ctrl-C" not in line, process.stderr))
+        address = (folder / "address").read_text(encoding="ascii")
+        assert address in greeting[0] and str(folder) in greeting[1]
+        assert ["--add-token" in line for line in greeting[2:]] == [True] * needs_token
+        assert requests.get(f"{address}/api/v1/health", timeout=30).ok
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert [line.split(",")[0] for line in rest.splitlines()] == [
+            "it ends: what runs returns to the queue",
+            "it has ended",
+        ]
+        autotune_serve(folder, "--add-token", "ada")
 
 
 @pytest.mark.nightly("service")

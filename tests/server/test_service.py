@@ -112,6 +112,7 @@ def test_it_does_whatever_dies_meanwhile(
     def deaths() -> None:
         run = until(lambda: service.client.list("run")["items"], "a run")[0]
         goes_on_without_its_service(service, run)
+        goes_on_when_its_worker_was_late(service, run)
         returns_to_the_queue_with_its_service(service, run)
         is_taken_again_when_its_worker_dies(service, run)
 
@@ -132,6 +133,18 @@ def goes_on_without_its_service(service: Keeper, run: Work) -> None:
     assert service.worker() == worker
     heard(service.client, run, "probing", probe=1)
     assert service.client.get("run", run["id"])["attempt"] == 1
+
+
+def goes_on_when_its_worker_was_late(service: Keeper, run: Work) -> None:
+    """It stands still for longer than its lease, which ends here at once."""
+    worker = service.worker()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        until(lambda: service.end_lease(run) == "queued", "the lease has ended")
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    until(lambda: service.stored(run) == "running", "it goes on")
+    assert (service.worker(), service.client.get("run", run["id"])["attempt"]) == (worker, 1)
 
 
 def returns_to_the_queue_with_its_service(service: Keeper, run: Work) -> None:

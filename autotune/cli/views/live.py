@@ -21,8 +21,8 @@ from rich.text import Text
 
 from autotune.cli.views.console import EstimatesShown, PlainConsole
 from autotune.cli.views.events import RunEvents
-from autotune.cli.views.live_rows import LABEL, LiveState, rows
 from autotune.plain_data import NONSENSE
+from autotune.report.live_rows import LABEL, LiveState, rows
 from autotune.report.run_lines import RunLines
 from autotune.run.listener import Listener, Listeners, ProbeSteps
 

@@ -1,4 +1,4 @@
-"""The log of a service or a worker: a JSON object a line, on stderr."""
+"""The log of a service or a worker on stderr: a JSON object a line, or a problem in plain text."""
 
 import json
 import logging
@@ -6,6 +6,9 @@ import os
 import re
 import sys
 import time
+from typing import Any
+
+from autotune.errors import visible
 
 LEVEL = "AUTOTUNE_LOG"
 """The variable that says from which level on our own lines are written, such as `debug`."""
@@ -19,29 +22,44 @@ class _Lines(logging.Formatter):
     """Writes records as JSON; a message that is an object already is taken into it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        try:
-            data = json.loads(record.getMessage())
-        except ValueError:
-            data = None
-        if not isinstance(data, dict):
-            data = {"event": _without_secrets(record.getMessage())}
+        data = _fields(record)
         if record.exc_info:
             data["exception"] = _without_secrets(self.formatException(record.exc_info))
         utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         return json.dumps({"utc": utc, "level": record.levelname.lower(), **data})
 
 
-def log_to_stderr() -> None:
-    """Write what our own loggers and uvicorn's say."""
+class _Plain(logging.Formatter):
+    """Writes records as people read them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, *more = _fields(record).items()
+        text = ", ".join([str(event[1]), *(f"{name} {value}" for name, value in more)])
+        if record.exc_info:
+            text += "\n" + _without_secrets(self.formatException(record.exc_info))
+        return visible(f"{record.levelname.lower()}: {text}")
+
+
+def log_to_stderr(*, as_json: bool = True) -> None:
+    """Write what our own loggers and uvicorn's say; in plain text only problems."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines())
+    handler.setFormatter(_Lines() if as_json else _Plain())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
-    level = os.environ.get(LEVEL, "info").upper()
-    levels = logging.getLevelNamesMapping()
-    logging.getLogger("autotune").setLevel(levels.get(level, logging.INFO))
-    logging.getLogger("uvicorn.error").setLevel(logging.INFO)
+    usual = logging.INFO if as_json else logging.WARNING
+    level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "").upper(), usual)
+    logging.getLogger("autotune").setLevel(level)
+    logging.getLogger("uvicorn.error").setLevel(usual)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    text = record.getMessage()
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    return data if isinstance(data, dict) and data else {"event": _without_secrets(text)}
 
 
 def _without_secrets(text: str) -> str:

@@ -48,7 +48,6 @@ class DecoderStep:
         full: whether all weights are trained, not adapters.
         rank: of the adapters.
         quantised: whether weights are unpacked for each use.
-        forwards: forward passes of the model, without those that checkpointing repeats.
         cudnn: whether attention is cuDNN's.
         accumulates: whether gradients are added to those of other micro-steps.
     """
@@ -70,7 +69,6 @@ class DecoderStep:
     checkpointing: bool
     chunked: bool
     liger: bool
-    forwards: int
     cudnn: bool
     accumulates: bool
 
@@ -182,7 +180,7 @@ def dot(rates: tuple[float, ...], terms: tuple[float, ...]) -> float:
 
 def micro_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
     """Return the seconds of a micro-step."""
-    passes = step.forwards + step.checkpointing
+    passes = 1 + step.checkpointing
     layer_ops, moved = OPERATORS[step.full], dot(MOVED, moved_terms(step))
     return TimeParts(
         matmul_s=sum(flops / rate for flops, rate in _matmuls(step, ceilings, passes)),
@@ -200,11 +198,11 @@ def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     in parts; of the head for each part, by TRL's loss and by Liger's, trained and not; of sums of
     gradients, casts of weights and unpacked weights.
     """
-    passes = step.forwards + step.checkpointing + 1.5
+    passes = 2.5 + step.checkpointing
     tokens, layers, width = step.tokens, step.layers, step.width
     normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
     quicker = 0.5 if step.liger else 1.0
-    logits = 4.0 * tokens * step.vocabulary * step.forwards
+    logits = 4.0 * tokens * step.vocabulary
     parameters = step.shape.facts.parameters
     head = step.vocabulary * step.hidden * width
     chunks = -(-tokens // step.head_rows) * head
@@ -241,7 +239,7 @@ def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tup
         if not step.full:
             for k, n in ((one.inputs, step.rank), (step.rank, one.outputs)):
                 yield product(tokens, k, n, times * (passes + 2))
-    parts, often = tokens / step.head_rows, step.forwards + step.chunked + trained
+    parts, often = tokens / step.head_rows, 1 + step.chunked + trained
     yield product(step.head_rows, step.hidden, step.vocabulary, parts * often)
 
 

@@ -68,6 +68,8 @@ class Change:
     @property
     def effect(self) -> str:
         """The effect of a change of the recipe on the learning."""
+        if self.field == "dtype" and self.job.tuning != "full":
+            return "the base, which is not trained, is rounded to 16 bits"
         return _EFFECTS[self.job.tuning if self.field == "tuning" else self.field]
 
 
@@ -209,7 +211,7 @@ def more_devices(job: Job) -> Iterator[Change]:
             how = "weights, gradients and optimizer divided among them by ZeRO-3"
         yield Change(
             field="devices",
-            text=f"{count} GPUs in place of {now}, {how} (`--devices {count}`)",
+            text=f"{count} GPUs in place of {now}, {how} (`devices: {{count: {count}}}`)",
             kind="speed",
             job=job.model_copy(update=update),
         )

@@ -57,8 +57,7 @@ class Advice:
     Attributes:
         fits: whether the job fits as it is; it may still not be safe.
         nearest: its leanest candidate.
-        ways: what needs fewest changes first; of as many, what leaves the learning as it is, then
-            the fastest.
+        ways: the cheapest first (`price`).
         tried: lists of changes that were estimated.
         ruled_out: lists whose weights, gradients and moments alone are more than the limit.
         holder: where no change is enough, the smallest machine on which the job is safe; None: none
@@ -81,10 +80,11 @@ class Advice:
         return self.fits and is_safe(self.estimate)
 
 
-def price(way: Way) -> tuple[int, bool, float]:
-    """Return the sort key of a way: few changes first, then those that learn the same, then the
-    fastest."""
-    return len(way.changes), not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
+def price(way: Way) -> tuple[int, bool, bool, float]:
+    """Return the sort key of a way: few changes first; of as many those on the devices that are
+    there, then those that learn the same, then the fastest."""
+    more = any(change.field == "devices" for change in way.changes)
+    return len(way.changes), more, not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
 
 
 def is_checked(estimate: Estimate) -> bool:

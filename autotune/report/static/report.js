@@ -56,6 +56,13 @@
     due = requestAnimationFrame(() => draw());
   }
 
+  // In a page's frame: without head and foot, and as high as it is.
+  if (parent !== window) {
+    document.documentElement.dataset.framed = "";
+    const tell = () => parent.postMessage({ height: document.body.offsetHeight + 1 }, "*");
+    new ResizeObserver(tell).observe(document.body);
+  }
+
   draw();
   addEventListener("resize", drawSoon);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawSoon);

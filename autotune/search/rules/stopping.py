@@ -53,6 +53,7 @@ def stop_reason(
     candidates_left: int,
     outlook: Outlook | None = None,
     no_time: str | None = None,
+    goes_on: bool = False,
 ) -> str | None:
     """Return why no further probe is started; None while the search goes on.
 
@@ -62,13 +63,15 @@ def stop_reason(
         candidates_left: that are neither probed nor ruled out.
         outlook: None: nothing is expected of the next probe (nothing fits yet).
         no_time: why the total budget has no room for another probe; None: it has.
+        goes_on: whether the run was resumed and nothing was probed since.
     """
     if candidates_left == 0:
         return "every candidate of the space has been probed or ruled out"
-    if probes >= budget.probes:
-        return f"the budget of {budget.probes} probes is used"
-    if seconds >= budget.minutes * 60:
-        return f"the budget of {budget.minutes:g} minutes is used"
+    limits = (probes, "probes", budget.probes), (seconds / 60, "minutes", budget.minutes)
+    for used, name, most in limits:
+        if used >= most:
+            more = f"; a larger one measures more, such as `budget.{name}={2 * most:.10g}`"
+            return f"the budget of {most:.10g} {name} is used{more if goes_on else ''}"
     if no_time is not None:
         return no_time
     if probes >= LEAST_PROBES and outlook is not None and not outlook.worth_it:

@@ -289,7 +289,7 @@ def page_response(service: Service, id: str) -> Response | None:
     if content is None:
         return None
     headers = {
-        "content-security-policy": f"{policy()}; sandbox allow-scripts; frame-ancestors 'none'",
+        "content-security-policy": f"{policy()}; sandbox allow-scripts; frame-ancestors 'self'",
         # With `same-origin` a browser refuses a page that is sandboxed.
         "cross-origin-opener-policy": "unsafe-none",
     }

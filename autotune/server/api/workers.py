@@ -24,7 +24,7 @@ from autotune.server.store.values import (
 
 router = APIRouter(prefix="/worker", tags=["workers"])
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
-FileName = Literal["bundle.zip", "report.txt", "report.html", "lengths.json"]
+FileName = Literal["bundle.zip", "report.txt", "report.html"]
 _LOST = "this work is another worker's now"
 
 
@@ -36,6 +36,8 @@ class Wanted(Value):
     replaces: str = Field(default="", max_length=32, pattern=r"^\w*$")
     """The instance that worked in its folder before, and is known to be dead: its works return to
     the queue at once."""
+    works: list[Id] = Field(default=[], max_length=64)
+    """The works that it does: it goes on with them, and is not given them again."""
 
 
 class Doing(Value):
@@ -72,8 +74,8 @@ def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
     """Lease the next work that the worker can do; null: there is none."""
     other = service.queue.register(wanted.worker, wanted.replaces)
     if other is not None:
-        hint = "give each worker of a machine devices of its own: `autotune worker --devices`"
-        raise problem(409, f"the worker {other} has one of these devices", hint)
+        raise problem(409, f"the worker {other} has one of these devices")
+    service.queue.beat(wanted.worker.name, wanted.works)
     for id in service.queue.expire():
         service.live.changed(id)
     if not wanted.kinds:

@@ -6,7 +6,6 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,8 @@ from markupsafe import Markup, escape
 from autotune import __version__
 from autotune.report.html_templates import HtmlTemplates
 from autotune.server.access.tokens import Holder
-from autotune.space.knobs import FLAG_WORDS
 from autotune.units import format_bytes, format_seconds, format_speed
 
-BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
-CHECKPOINTING = "gradient_checkpointing"
 _STATES = {
     "queued": "waiting",
     "running": "running",
@@ -69,16 +65,6 @@ def share_text(share: float | None) -> str:
     return f"{100 * share:.0f}%"
 
 
-def count_text(count: int) -> str:
-    """Format a number of parameters: `7.62 B`."""
-    value, unit = float(count), ""
-    for larger in ("k", "M", "B"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}".strip()
-
-
 def when_text(utc: float | None) -> str:
     """Format a time: `2026-11-23 14:05 UTC`; pages show it in the reader's own time."""
     if utc is None:
@@ -123,17 +109,6 @@ def said_text(text: str) -> Markup:
     return Markup("").join(shown)
 
 
-def batch_text(knobs: Mapping[str, Any]) -> str:
-    """Format a batch: micro-batch x accumulation."""
-    return " x ".join(str(knobs.get(name, "?")) for name in BATCH)
-
-
-def knob_words(knobs: Mapping[str, Any], shown: Collection[str]) -> list[str]:
-    """Return the shown knobs in words, without the batch and checkpointing."""
-    names = [name for name in knobs if name in shown and name not in (*BATCH, CHECKPOINTING)]
-    return [word for name in names if (word := _word(name, knobs[name]))]
-
-
 def value_text(value: Any) -> str:
     """Format the value of a knob."""
     if value is None:
@@ -141,12 +116,6 @@ def value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _word(name: str, value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return FLAG_WORDS.get(name, name.replace("_", " ")) if value else ""
-    return value if isinstance(value, str) else f"{name} {value_text(value)}"
 
 
 @dataclass(frozen=True)
@@ -190,19 +159,15 @@ def _templates() -> HtmlTemplates:
         "stamp": _stamp(),
         "state_text": state_text,
         "state_tone": state_tone,
-        "knob_words": knob_words,
     }
     filters = {
         "size": size_text,
         "speed": speed_text,
         "seconds": seconds_text,
         "share": share_text,
-        "count": count_text,
         "when": when_text,
         "iso": iso_time,
         "device": device_text,
-        "value": value_text,
-        "batch": batch_text,
         "said": said_text,
     }
     return HtmlTemplates(HERE / "templates", filters, names)

@@ -12,7 +12,7 @@ from autotune.server.pages.render import page, redirect
 from autotune.server.service import Service
 
 router = APIRouter(include_in_schema=False)
-HOME = "/plan"
+HOME = "/"
 _Next = Annotated[str, Query(max_length=500)]
 
 

@@ -1,7 +1,8 @@
 """The queue: workers lease works, beat while they do them, and report how they ended.
 
-A lease without a beat for `LEASE_S` is dead: its work returns to the queue. Reports of a work that
-is another worker's by now are refused.
+A lease without a beat for `LEASE_S` ends: its work returns to the queue. A worker that was only
+late goes on with it while no other has taken it (then `lease_until` of the waiting work is set).
+Reports of a work that is another worker's by now are refused.
 """
 
 import json
@@ -9,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CursorResult, Row, bindparam, or_, select, update
+from sqlalchemy import Row, bindparam, case, or_, select, update
 
 from autotune.server.store.database import Database
 from autotune.server.store.tables import FileRow, WorkerRow, WorkRow
@@ -30,11 +31,9 @@ from autotune.server.store.works import in_order, suits
 LEASE_S = ALIVE_S
 DEATHS = 3
 """A work is not tried again after so many deaths of its workers."""
-JUMP_S = 5.0
-"""The clock was set, or the machine slept, where it moves by more against the monotonic one."""
-_TAKEN = 10
-"""Works at the head of the queue that a lease tries, where several workers take at once."""
 _RECENT = select(*WorkerRow.__table__.columns).where(WorkerRow.seen > bindparam("since"))
+_LATE = (WorkRow.state == "queued") & (WorkRow.lease_until > 0.0)
+"""The lease has ended, and its worker may go on: it is not known to be dead."""
 
 
 class Queue:
@@ -42,7 +41,6 @@ class Queue:
 
     def __init__(self, database: Database, study: str | None = None) -> None:
         self._database, self._study = database, study
-        self._clock_ahead_s = _clock_ahead_s()
 
     def register(self, worker: WorkerInfo, replaces: str = "") -> str | None:
         """Remember a worker. Return the name of a living worker that has one of its devices, if
@@ -52,7 +50,6 @@ class Queue:
             replaces: an instance of the same name that is known to be dead: its works return to the
                 queue at the next `expire`.
         """
-        self._notice_set_clock()
         now = time.time()
         with self._database.writing() as session:
             row = session.get(WorkerRow, worker.name)
@@ -93,53 +90,51 @@ class Queue:
             WorkRow.kind.in_(kinds),
             suits(worker.device_kind, len(worker.devices)),
         )
+        first = wanted.order_by(*in_order()).limit(1).with_for_update(skip_locked=True)
         with self._database.writing() as session:
-            for row in session.scalars(wanted.order_by(*in_order()).limit(_TAKEN)).all():
-                taken = update(WorkRow).where(WorkRow.id == row.id, WorkRow.state == "queued")
-                values = {
-                    "state": "running",
-                    "worker": worker.name,
-                    "machine": worker.machine,
-                    "lease_until": now + LEASE_S,
-                    "attempt": row.attempt + 1,
-                    "started": row.started or now,
-                }
-                if row.kind == "run":
-                    values["device"] = worker.device_name
-                if _changed(session.execute(taken.values(**values))):
-                    return Lease(
-                        id=row.id,
-                        kind=row.kind,  # type: ignore[arg-type]
-                        job=row.job,
-                        model_config_json=row.model_config_json,
-                        arguments=json.loads(row.arguments),
-                        attempt=row.attempt,
-                        study=self._study if row.kind == "run" else None,
-                    )
-        return None
+            row = session.scalar(first)
+            if row is None:
+                return None
+            row.state, row.worker, row.machine = "running", worker.name, worker.machine
+            row.lease_until, row.attempt = now + LEASE_S, row.attempt + 1
+            row.started = row.started or now
+            if row.kind == "run":
+                row.device = worker.device_name
+            return Lease(
+                id=row.id,
+                kind=row.kind,  # type: ignore[arg-type]
+                job=row.job,
+                model_config_json=row.model_config_json,
+                arguments=json.loads(row.arguments),
+                attempt=row.attempt,
+                study=self._study if row.kind == "run" else None,
+            )
 
     def beat(self, worker: str, ids: Sequence[str]) -> list[Beat]:
-        """Keep a worker's leases, and return which of its works are to be stopped."""
-        now, beats = time.time(), []
+        """Keep a worker's leases, also those that have ended while nobody took the work, and return
+        which of its works are to be stopped."""
+        if not ids:
+            return []
+        own = WorkRow.id.in_(ids) & (WorkRow.worker == worker)
+        kept = update(WorkRow).where(own, or_(WorkRow.state == "running", _LATE))
+        values = {"state": "running", "lease_until": time.time() + LEASE_S}
+        deaths = WorkRow.deaths - case((_LATE, 1), else_=0)
+        held = select(WorkRow.id, WorkRow.stop_wanted).where(own, WorkRow.state == "running")
         with self._database.writing() as session:
-            for id in ids:
-                row = session.get(WorkRow, id)
-                lost = row is None or row.state != "running" or row.worker != worker
-                if row is not None and not lost:
-                    row.lease_until = now + LEASE_S
-                stop = lost or (row is not None and row.stop_wanted)
-                beats.append(Beat(id=id, stop=stop, lost=lost))
-        return beats
+            session.execute(kept.values(**values, deaths=deaths))
+            stops = {row.id: row.stop_wanted for row in session.execute(held)}
+        return [Beat(id=id, stop=stops.get(id, True), lost=id not in stops) for id in ids]
 
     def finish(self, worker: str, id: str, ending: Ending) -> bool:
         """Record how a work ended; False: it is not this worker's any more."""
         with self._database.writing() as session:
-            row = session.get(WorkRow, id)
+            row = session.get(WorkRow, id, with_for_update=True)
             if row is None or row.worker != worker or row.attempt != ending.attempt:
                 return False
-            if row.state != "running":
+            late = row.state == "queued" and bool(row.lease_until)
+            if row.state != "running" and not late:
                 return row.state != "queued"  # said twice: the answer to the first was lost
-            row.lease_until = None
+            row.lease_until, row.deaths = None, row.deaths - late
             if ending.interrupted and not row.stop_wanted:
                 row.state = "queued"
                 return True
@@ -161,31 +156,15 @@ class Queue:
             running = update(WorkRow).where(WorkRow.state == "running")
             session.execute(running.values(lease_until=time.time() + LEASE_S))
 
-    def _notice_set_clock(self) -> None:
-        """Give all workers time to report again where the clock was set: their ages are unknown."""
-        ahead_s = _clock_ahead_s()
-        if abs(ahead_s - self._clock_ahead_s) > JUMP_S:
-            self._clock_ahead_s = ahead_s
-            self.renew()
-            with self._database.writing() as session:
-                known = update(WorkerRow).where(WorkerRow.seen > 0.0)
-                session.execute(known.values(seen=time.time()))
-
     def expire(self) -> list[str]:
-        """Put works whose worker has died back into the queue, and return their ids."""
-        self._notice_set_clock()
+        """Put works whose lease has ended back into the queue, and return their ids."""
         now = time.time()
         with self._database.writing() as session:
             dead = select(WorkRow).where(WorkRow.state == "running", WorkRow.lease_until < now)
-            rows = session.scalars(dead).all()
+            rows = session.scalars(dead.with_for_update()).all()
             for row in rows:
                 _return(row, now)
             return [row.id for row in rows]
-
-
-def _clock_ahead_s() -> float:
-    """Return how far the wall clock is ahead of the monotonic one."""
-    return time.time() - time.monotonic()
 
 
 def _conclude(row: WorkRow, ending: Ending) -> None:
@@ -219,11 +198,11 @@ def _plan_outcome(result: Mapping[str, Any]) -> str:
 
 
 def _return(row: WorkRow, now: float) -> None:
-    row.lease_until, row.deaths = None, row.deaths + 1
+    row.deaths += 1
     if row.stop_wanted:
-        row.state, row.ended = "cancelled", now
+        row.state, row.ended, row.lease_until = "cancelled", now, None
     elif row.deaths >= DEATHS:
-        row.state, row.ended = "failed", now
+        row.state, row.ended, row.lease_until = "failed", now, None
         row.error = f"its worker died {row.deaths} times; look at the worker's log, then resume it"
     else:
         row.state = "queued"
@@ -232,8 +211,3 @@ def _return(row: WorkRow, now: float) -> None:
 def _info(row: Row[Any]) -> WorkerInfo:
     fields = {name: getattr(row, name) for name in WorkerInfo.model_fields}
     return WorkerInfo.model_validate({**fields, "devices": json.loads(row.devices)})
-
-
-def _changed(result: Any) -> bool:
-    assert isinstance(result, CursorResult)
-    return result.rowcount == 1

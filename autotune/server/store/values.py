@@ -20,8 +20,8 @@ STOPS = (130, 137, 143)
 """Exit codes of commands that ended on request: by Ctrl-C, by force, or before they could react."""
 MOST_UPLOAD = 64 * 2**20
 """Bytes of a worker's request: a bundle and a report."""
-ALIVE_S = 30.0
-"""A worker counts as gone after so long without a report."""
+ALIVE_S = 60.0
+"""A worker counts as gone after so long without a report, which it makes every second."""
 
 
 class Value(BaseModel):

@@ -18,15 +18,9 @@ from autotune.server.store.values import (
     WorkerInfo,
 )
 
-TIMEOUT_S = 20.0
-
 
 class Away(Exception):
     """The service does not answer now, or not as one; the report is sent again later."""
-
-
-class Taken(Exception):
-    """Another worker has one of our devices, or had it until it was killed a moment ago."""
 
 
 class Lost(Exception):
@@ -44,26 +38,32 @@ class Door:
         address: returns its URL each time: a service that restarts may have another.
         token: of a worker.
 
+    Attributes:
+        timeout_s: patience with each answer.
+
     Every method raises:
         Away: the service does not answer, or with what no service of this kind does.
-        Taken: another worker has one of the devices (`lease`).
         Lost: the work is not ours.
         Refused: the service does not take the report of a work.
         MachineError: it does not take this worker.
     """
 
     def __init__(self, address: Callable[[], str], token: str) -> None:
-        self._address, self._session = address, requests.Session()
+        self._address, self._session, self.timeout_s = address, requests.Session(), 20.0
         self._session.headers["Authorization"] = f"Bearer {token}"
         self._session.trust_env = False
 
-    def lease(self, worker: WorkerInfo, kinds: Sequence[Kind], replaces: str) -> Lease | None:
+    def lease(
+        self, worker: WorkerInfo, kinds: Sequence[Kind], replaces: str, works: Sequence[str]
+    ) -> Lease | None:
         """Return the next work, or None.
 
         Args:
             replaces: the worker's predecessor, which is known to be dead; empty: there was none.
+            works: those that it does already.
         """
-        body = {"worker": worker.model_dump(), "kinds": list(kinds), "replaces": replaces}
+        body: dict[str, Any] = {"worker": worker.model_dump(), "kinds": list(kinds)}
+        body |= {"replaces": replaces, "works": list(works)}
         lease: Lease | None = self._call("POST", "lease", Lease | None, json=body)
         return lease
 
@@ -119,14 +119,12 @@ class Door:
         try:
             url = f"{self._address()}/api/v1/worker/{path}"
             answer = self._session.request(
-                method, url, timeout=TIMEOUT_S, allow_redirects=False, **arguments
+                method, url, timeout=self.timeout_s, allow_redirects=False, **arguments
             )
         except (requests.RequestException, OSError) as error:
             raise Away(str(error)) from None
         if answer.status_code == 410:
             raise Lost
-        if answer.status_code == 409:
-            raise Taken(_detail(answer))
         if answer.status_code >= 500 or answer.status_code == 429:
             raise Away(f"{answer.status_code} of {path}")
         if answer.status_code in (400, 413, 422) and path.startswith("works/"):
@@ -140,6 +138,8 @@ class Door:
 
 
 _HINTS = {
+    409: "give each worker of a machine devices of its own (`--devices`); one that was killed is "
+    "listed for a minute",
     401: "give the token of a worker: `autotune serve --add-token NAME --worker`",
     421: "use a name of the service that its `names` has",
 }

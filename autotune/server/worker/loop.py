@@ -1,5 +1,5 @@
-"""A worker: its devices, its folder, and its loop, which watches running commands, sends their
-events and takes new works."""
+"""A worker: its devices, its folder, and its loop, which sends the events of running commands and
+takes new works."""
 
 import contextlib
 import fcntl
@@ -18,22 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import EXIT_MACHINE, machine_error, user_error
+from autotune.errors import EXIT_MACHINE, AutotuneError, user_error
 from autotune.facts import devices
 from autotune.server.private_folder import private_folder
 from autotune.server.store.values import Ending, Kind, WorkerInfo
-from autotune.server.worker.door import Away, Door, Lost, Refused, Taken
+from autotune.server.worker.door import Away, Door, Lost, Refused
 from autotune.server.worker.task import Task
 
 LOOK_S = 0.25
-BEAT_S = 5.0
+BEAT_S = 1.0
 LEASE_S = 1.0
 KEPT_S = 60.0
 """Interval of asking which folders to delete."""
-TAKEN_S = 60.0
-"""Patience while another worker has its devices: a killed one is listed for a while."""
-_LEAVE_S = 90.0
-"""Time for its commands to end and be reported when it is to end."""
+LEAVE_S = 0.5
+"""Patience with each answer of the service when it is to end."""
 log = logging.getLogger("autotune.worker")
 SECRETS = ("AUTOTUNE_TOKEN", "AUTOTUNE_STORAGE")
 """Variables that are hidden from commands of works."""
@@ -58,15 +56,18 @@ class Capacity:
 
 @dataclass
 class WorkerLoop:
-    """The loop of a worker.
+    """The loop of a worker, and a thread beside it that watches commands and keeps their leases,
+    whatever takes the loop long.
 
     Attributes:
+        beats: another connection, of that thread.
         environment: of commands, in place of its own.
         replaces: the instance that worked in its folder before, and is dead; empty: there was none.
     """
 
     info: WorkerInfo
     door: Door
+    beats: Door
     root: Path
     capacity: Capacity
     environment: dict[str, str | None]
@@ -75,48 +76,75 @@ class WorkerLoop:
     _ending: threading.Event = field(default_factory=threading.Event)
     _next: dict[str, float] = field(default_factory=dict)
     _answers: bool = True
-    _taken_since: float | None = None
 
     def run(self) -> None:
-        """Work until SIGTERM or Ctrl-C; running works are then asked to end, and return to the
-        queue.
+        """Work until SIGTERM or Ctrl-C, or until its folder is gone; running works are then ended,
+        and return to the queue.
 
         Raises:
             MachineError: the service does not take this worker.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._ending.set())
+            signal.signal(number, signal.default_int_handler)
+        threading.Thread(target=self._keep_leases, name="leases", daemon=True).start()
         try:
-            while not self._ending.wait(LOOK_S):
+            while self.root.is_dir():
                 self._turn()
-            self._leave()
+                time.sleep(LOOK_S)
+            _log("ends", why=f"{self.root} is gone")
+        except KeyboardInterrupt:
+            _log("ends", why="it was asked to")
         finally:
-            for task in self._tasks.values():
-                task.command.end()
+            self._leave()
 
     def _turn(self) -> None:
-        for task in self._tasks.values():
-            task.command.look()
         try:
             self._tell()
-            if self._is_time("beat", BEAT_S):
-                self._beat()
-            if not self._ending.is_set() and self._is_time("lease", LEASE_S):
+            if self._is_time("kept", KEPT_S):
+                self._forget()
+            if self._is_time("lease", LEASE_S):
                 self._take()
             self._say(True, "")
         except Away as away:
             self._say(False, str(away))
+
+    def _keep_leases(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            try:
+                for task in list(self._tasks.values()):
+                    task.look()
+                if self._is_time("beat", BEAT_S):
+                    self._beat()
+            except (Away, AutotuneError):
+                pass  # the loop, which asks for works every second, says so
+            except Exception:
+                log.exception("a look at the works failed")
+
+    def _beat(self) -> None:
+        doing = [id for id, task in list(self._tasks.items()) if not task.is_reported]
+        if not doing:
+            return
+        for beat in self.beats.beat(self.info.name, doing, [])[0]:
+            task = self._tasks.get(beat.id)
+            if task is None or task.is_reported:
+                continue
+            if beat.lost:
+                task.lose()
+            elif beat.stop:
+                task.cancel()
 
     def _tell(self) -> None:
         """Send new events, and the ends of works."""
         for id, task in list(self._tasks.items()):
             ended = task.has_ended
             try:
+                if task.lost:
+                    raise Lost
                 task.send(self.door, self.info.name)
                 if ended and task.finish(self.door, self.info.name):
                     self._drop(id, "ended")
             except Lost:
-                task.command.end()
+                task.end()
                 self._drop(id, "is another's now")
             except Refused as refused:
                 self._fail(id, task, f"the service refused a message: {refused}")
@@ -127,29 +155,15 @@ class WorkerLoop:
             task.fail(self.door, self.info.name, why)
         self._drop(id, why)
 
-    def _beat(self) -> None:
-        kept = self._kept() if self._is_time("kept", KEPT_S) else []
-        beats, forget = self.door.beat(self.info.name, list(self._tasks), kept)
-        for beat in beats:
-            task = self._tasks.get(beat.id)
-            if task is None:
-                continue
-            if beat.lost:
-                task.command.end()
-                self._drop(beat.id, "is another's now")
-            elif beat.stop:
-                task.stop(with_worker=False)
-        for id in forget:
+    def _forget(self) -> None:
+        """Delete the folders of works that the service has deleted."""
+        kept = self._kept()
+        for id in self.door.beat(self.info.name, [], kept)[1]:
             if id in kept and id not in self._tasks:  # a folder's own name, no path
                 shutil.rmtree(self.root / id, ignore_errors=True)
 
     def _take(self) -> None:
-        try:
-            lease = self.door.lease(self.info, self._kinds(), self.replaces)
-        except Taken as taken:
-            self._wait_for_devices(str(taken))
-            return
-        self._taken_since = None
+        lease = self.door.lease(self.info, self._kinds(), self.replaces, list(self._tasks))
         if lease is None:
             return
         _log("taken", work=lease.id, kind=lease.kind, attempt=lease.attempt)
@@ -163,18 +177,6 @@ class WorkerLoop:
             return
         self._tasks[lease.id] = task
 
-    def _wait_for_devices(self, why: str) -> None:
-        """Wait while another worker has our devices, for as long as a killed one is listed.
-
-        Raises:
-            MachineError: it lives.
-        """
-        now = time.monotonic()
-        self._taken_since = self._taken_since or now
-        if now - self._taken_since > TAKEN_S:
-            hint = "give each worker of a machine devices of its own: `autotune worker --devices`"
-            raise machine_error(why, where="--devices", hint=hint)
-
     def _kinds(self) -> list[Kind]:
         running = [task.lease.kind for task in self._tasks.values()]
         kinds: list[Kind] = []
@@ -185,19 +187,17 @@ class WorkerLoop:
         return kinds
 
     def _leave(self) -> None:
-        """Ask running commands to end, and report them."""
-        until = time.monotonic() + _LEAVE_S
+        """End running commands now, and give their works back."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        self._ending.set()
         for task in self._tasks.values():
-            task.stop(with_worker=True)
-        while self._tasks and time.monotonic() < until:
+            task.end()
+        self.door.timeout_s = LEAVE_S
+        with contextlib.suppress(Away, AutotuneError):
             for task in self._tasks.values():
-                task.command.look()
-            with contextlib.suppress(Away):
-                self._tell()
-                if self._is_time("beat", BEAT_S):
-                    self._beat()
-            time.sleep(LOOK_S)
-        with contextlib.suppress(Away):
+                with contextlib.suppress(Lost, Refused):
+                    task.give_back(self.door, self.info.name)
             self.door.leave(self.info.name)
 
     def _kept(self) -> list[str]:
@@ -210,7 +210,7 @@ class WorkerLoop:
             taken += size
             if size > self.capacity.folders and folder.name in self._tasks:
                 most = f"its folder took more than the {self.capacity.folders / 2**30:.3g} GiB"
-                self._tasks[folder.name].command.give_up(most)
+                self._tasks[folder.name].give_up(most)
             if taken > self.capacity.folders and folder.name not in self._tasks:
                 _log("folder removed", work=folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -236,14 +236,10 @@ class WorkerLoop:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in _files(folder))
-
-
-def _files(folder: Path) -> Sequence[Path]:
-    try:
-        return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    except OSError:  # something is being removed at this moment
-        return []
+    with contextlib.suppress(OSError):  # something is being removed at this moment
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return sum(path.lstat().st_size for path in files)
+    return 0
 
 
 def _log(event: str, **data: Any) -> None:
@@ -268,31 +264,16 @@ def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> Wor
             f"there is no GPU {unknown[0]} here", where="--devices", hint=f"GPUs here: {there}"
         )
     own = list(wanted if wanted is not None else visible)
-    if own:
-        name = f"{machine}:{'-'.join(map(str, own))}"[:128]
-        gpu = devices.gpu(own[0]).name[:128]
-        return WorkerInfo(
-            name=name,
-            machine=machine,
-            device_kind="cuda",
-            devices=own,
-            device_name=gpu,
-            instance=secrets.token_hex(8),
-        )
-    cores = list(range(devices_of_cpu()))
+    device = devices.gpu(own[0]) if own else devices.cpu()
     return WorkerInfo(
-        name=f"{machine}:cpu",
+        name=f"{machine}:{'-'.join(map(str, own)) or 'cpu'}"[:128],
         machine=machine,
-        device_kind="cpu",
-        devices=cores,
-        device_name=devices.cpu().name[:128],
+        device_kind="cuda" if own else "cpu",
+        # As many ranks may train on the CPU together as there are cores.
+        devices=own or list(range(len(os.sched_getaffinity(0)))),
+        device_name=device.name[:128],
         instance=secrets.token_hex(8),
     )
-
-
-def devices_of_cpu() -> int:
-    """Return how many ranks may train on the CPU together: as many as there are cores."""
-    return len(os.sched_getaffinity(0))
 
 
 def start_worker(
@@ -315,6 +296,7 @@ def start_worker(
         WorkerLoop(
             info=info,
             door=Door(address, token),
+            beats=Door(address, token),
             root=folder,
             capacity=capacity,
             environment=environment,

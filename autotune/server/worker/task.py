@@ -1,84 +1,31 @@
 """The command of one work: its folder, its limits of memory and time, its end."""
 
 import json
+import math
 import shutil
 import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
 
-from autotune.errors import EXIT_MACHINE
+from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE
 from autotune.process.companion import Command
 from autotune.process.messages import read_json
 from autotune.process.run_folder import OUTPUT, RESUMPTION, RunFolder
 from autotune.server.access.job_rules import CONFIG
-from autotune.server.store.values import ENDS, STOPS, Ending, Lease
-from autotune.server.worker.door import Door, Refused
+from autotune.server.store.values import ENDS, Ending, Lease
+from autotune.server.worker.door import Away, Door, Refused
 from autotune.server.worker.output import Shown, Tail
 
-END_S = 60.0
-"""Time for a command to end after it was asked to."""
-PLAN_NICENESS = 15
-"""Plans stand back for probes, whose times count."""
+CANCEL_S, GIVE_UP_S = 1.5, 30.0
+"""Time for a command to end after a user, or the operator's limits, asked it to."""
+REPORT_S = 60.0
+"""Time for a report to be made."""
+FIRST_S, PLAN_NICENESS = 3.0, 15
+"""After its first figures a plan stands back for probes, whose times count."""
 REPORT, REPORT_PAGE = "report.txt", "report.html"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
 _MOST_TEXT = 200_000
-
-
-class LimitedCommand:
-    """A command that is ended where it takes more than it may.
-
-    Args:
-        memory_bytes: limit of all its processes together; None: none.
-        limit_s: limit of its time; None: none.
-
-    Attributes:
-        problem: the limit that it broke, as an error; empty: none.
-    """
-
-    def __init__(
-        self, command: Command, *, memory_bytes: int | None, limit_s: float | None
-    ) -> None:
-        self._command, self._memory_bytes, self._limit_s = command, memory_bytes, limit_s
-        self._began = time.monotonic()
-        self._stop_began: float | None = None
-        self.problem = ""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._command.exit_code
-
-    def look(self) -> None:
-        """End the command if it takes too much memory or time, or does not end when asked."""
-        if self.exit_code is not None:
-            return
-        if self._memory_bytes is not None and self._command.resident_bytes > self._memory_bytes:
-            self.problem = (
-                f"error: the plan took more than the {self._memory_bytes / 2**30:.3g} GiB that the "
-                "operator gives it (`plan_memory`)"
-            )
-            self.end()
-        elif self._limit_s is not None and time.monotonic() - self._began > self._limit_s:
-            self.give_up(f"it took longer than the {self._limit_s / 60:.3g} minutes")
-        if self._stop_began is not None and time.monotonic() - self._stop_began > END_S:
-            self.end()
-
-    def give_up(self, why: str) -> None:
-        """Ask it to end, for it takes more than the operator gives it."""
-        self.problem = self.problem or f"error: {why} that the operator gives it"
-        self.stop()
-
-    def stop(self) -> None:
-        """Ask it to end."""
-        if self._stop_began is None:
-            self._stop_began = time.monotonic()
-            self._command.interrupt()
-
-    def end(self) -> None:
-        """End it now."""
-        if self.exit_code is None:
-            self._command.end()
 
 
 class Task:
@@ -88,6 +35,11 @@ class Task:
         root: the folder that has a folder for each work.
         environment: of the command, in place of the worker's.
         memory_bytes: limit of all processes of a plan together.
+
+    Attributes:
+        problem: the limit that its command broke, as an error; empty: none.
+        lost: whether it is another worker's now.
+        is_reported: whether the service knows how it ended: then it has no lease any more.
 
     Methods that take a door raise what it raises.
     """
@@ -109,19 +61,19 @@ class Task:
         }
         self._write_job()
         is_plan = lease.kind == "plan"
-        command = Command(
+        self._command = Command(
             self._arguments(),
             folder=self.folder,
             output=self._record / _OUTPUT,
             errors=self._record / _ERRORS,
             environment=self._environment,
-            niceness=PLAN_NICENESS if is_plan else 0,
         )
-        self.command = LimitedCommand(
-            command, memory_bytes=memory_bytes if is_plan else None, limit_s=lease.limit_s
-        )
+        self._memory_bytes = memory_bytes if is_plan else None
+        self._niceness = PLAN_NICENESS if is_plan else 0
+        self._began, self._end_at = time.monotonic(), math.inf
+        self.problem = ""
         self._tails = [*self._earlier_tails(), *self._tails_of(self._record)]
-        self._stopped = self._stopped_with_worker = False
+        self._is_cancelled = self.lost = self.is_reported = False
         self._report: Command | None = None
         self._report_until = 0.0
         self._refused: dict[str, str] = {}
@@ -134,17 +86,53 @@ class Task:
     @property
     def has_ended(self) -> bool:
         """True if the command has."""
-        return self.command.exit_code is not None
+        return self._command.exit_code is not None
 
-    def stop(self, *, with_worker: bool) -> None:
-        """Ask the command to end.
+    def look(self) -> None:
+        """End the command if it takes too much memory or time, or does not end when asked."""
+        now = time.monotonic()
+        if self.has_ended:
+            return
+        if self._niceness and now - self._began > FIRST_S:
+            self._command.stand_back(self._niceness)
+            self._niceness = 0
+        if self._memory_bytes is not None and self._command.resident_bytes > self._memory_bytes:
+            self.problem = (
+                f"error: the plan took more than the {self._memory_bytes / 2**30:.3g} GiB that the "
+                "operator gives it (`plan_memory`)"
+            )
+            self._command.end()
+        elif now > self._end_at:
+            self._command.end()
+        elif self.lease.limit_s is not None and now - self._began > self.lease.limit_s:
+            self.give_up(f"it took longer than the {self.lease.limit_s / 60:.3g} minutes")
 
-        Args:
-            with_worker: whether the work is to go on later, with another worker.
-        """
-        if not self._stopped:
-            self._stopped, self._stopped_with_worker = True, with_worker
-            self.command.stop()
+    def give_up(self, why: str) -> None:
+        """Ask the command to end, for it takes more than the operator gives it."""
+        self.problem = self.problem or f"error: {why} that the operator gives it"
+        self._stop(GIVE_UP_S)
+
+    def cancel(self) -> None:
+        """Ask the command to end, for good."""
+        if not self.has_ended:
+            self._is_cancelled = True
+            self._stop(CANCEL_S)
+
+    def _stop(self, patience_s: float) -> None:
+        if self._end_at == math.inf:
+            self._command.interrupt()
+        self._end_at = min(self._end_at, time.monotonic() + patience_s)
+
+    def lose(self) -> None:
+        """End the command now: another worker does the work."""
+        self.lost = True
+        self.end()
+
+    def end(self) -> None:
+        """End its processes now."""
+        for command in (self._command, self._report):
+            if command is not None and command.exit_code is None:
+                command.end()
 
     def send(self, door: Door, name: str) -> None:
         """Send new lines of output."""
@@ -172,17 +160,37 @@ class Task:
         ]
 
     def finish(self, door: Door, name: str) -> bool:
-        """Send its files and how it ended; False: its report is being made."""
-        code = self.command.exit_code
-        assert code is not None
-        if not self._is_interrupted(code) and not self._sent_files(door, name):
+        """Send its files and how it ended; False: its report is being made. What was cancelled is
+        so at once, and has its files later."""
+        if self._is_cancelled:
+            self._report_end(door, name)
+        if not self._sent_files(door, name):
             return False
-        door.finish(name, self.lease.id, self._ending(code))
+        self._report_end(door, name)
         return True
+
+    def _report_end(self, door: Door, name: str) -> None:
+        if not self.is_reported:
+            self.is_reported = True
+            try:
+                door.finish(name, self.lease.id, self._ending())
+            except Away:
+                self.is_reported = False
+                raise
+
+    def give_back(self, door: Door, name: str) -> None:
+        """End the command now, and put the work back into the queue: it goes on from its folder."""
+        self.end()
+        self.send(door, name)
+        if not self.is_reported:
+            ending = Ending(
+                attempt=self.lease.attempt, exit_code=EXIT_INTERRUPTED, interrupted=True
+            )
+            door.finish(name, self.lease.id, ending)
 
     def fail(self, door: Door, name: str, why: str) -> None:
         """End the command now, and report why."""
-        self.command.end()
+        self.end()
         ending = Ending(attempt=self.lease.attempt, exit_code=EXIT_MACHINE, error=f"error: {why}")
         door.finish(name, self.lease.id, ending)
 
@@ -191,7 +199,7 @@ class Task:
             self._report = self._report or self._reporting()
             if self._report.exit_code is None and time.monotonic() < self._report_until:
                 return False
-            self._report.end()
+            self.end()
             if self._report.exit_code == 0:
                 for file in (REPORT, REPORT_PAGE):
                     report = (self._record / file).read_text(encoding="utf-8", errors="replace")
@@ -208,13 +216,12 @@ class Task:
         except Refused as refused:
             self._refused[file] = f"error: {file} did not arrive: {refused}"
 
-    def _is_interrupted(self, code: int) -> bool:
-        return self._stopped_with_worker and code in STOPS
-
-    def _ending(self, code: int) -> Ending:
+    def _ending(self) -> Ending:
+        code = self._command.exit_code
+        assert code is not None
         errors = (self._record / _ERRORS).read_text(encoding="utf-8", errors="replace")
         problem = errors[errors.rfind("error: ") :] if "error: " in errors else errors[-2000:]
-        problem = (self.command.problem or problem) if code not in ENDS else ""
+        problem = (self.problem or problem) if code not in ENDS else ""
         problem = "\n".join(filter(None, [problem[-4000:], *self._refused.values()]))
         output = (self._record / _OUTPUT).read_text(encoding="utf-8", errors="replace")
         result = read_json(self._record / _RESULT)
@@ -225,7 +232,6 @@ class Task:
             result=json.loads(self._shown.text(json.dumps(result))) if is_result else None,
             text=self._shown.text(output[-_MOST_TEXT:]),
             error=self._shown.text(problem),
-            interrupted=self._is_interrupted(code),
         )
 
     def _bundle(self) -> bytes | None:
@@ -245,7 +251,7 @@ class Task:
 
     def _reporting(self) -> Command:
         """Return the command that prints the report, and writes its page."""
-        self._report_until = time.monotonic() + END_S
+        self._report_until = time.monotonic() + REPORT_S
         return Command(
             ["report", str(self.run.path), "--html", str(self._record / REPORT_PAGE)],
             folder=self.folder,

@@ -3,6 +3,7 @@
 import csv
 import re
 from collections import Counter
+from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -155,12 +156,30 @@ def test_a_kind_is_found_as_people_write_it(text: str, name: str) -> None:
     assert find_kind(text).name == name
 
 
-@pytest.mark.parametrize("text", ["memory=24GiB", "memory=24G", "Memory = 24 GiB"])
-def test_a_memory_alone_is_a_gpu_of_unknown_speed(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["24 GB", "24", " 24gib", "24G", "memory=24GiB", "Memory = 24 GB", "memory=24576MiB"]
+)
+def test_a_size_is_the_commonest_card_that_is_sold_with_it_and_says_so(text: str) -> None:
     kind = find_kind(text)
-    assert kind.memory_bytes == 24 * GIB
-    assert kind.capability == (8, 0)
-    assert kind.name == "CUDA device of 24 GiB"
+    assert kind.assumed == "24 GiB: taken as an RTX 4090, the commonest card of that size"
+    assert replace(kind, assumed=None) == find_kind("rtx-4090")
+    assert kind.usable_bytes < 24 * GIB and ceilings_of_kind(kind) is not None
+
+
+@pytest.mark.parametrize("size", [8, 12, 16, 24, 32, 40, 48, 80, 141, 180, 192])
+def test_a_common_size_has_a_card_of_about_that_memory_whose_rates_are_known(size: int) -> None:
+    kind = find_kind(f"{size} GB")
+    assert 0.92 * size * GIB < kind.memory_bytes <= size * GIB
+    assert kind.assumed is not None and ceilings_of_kind(kind) is not None
+    assert find_kind(kind.name).assumed is None, "a name is not assumed"
+
+
+@pytest.mark.parametrize("text", ["23 GB", "23", "memory=23GiB", "memory=23G", "Memory = 23 GiB"])
+def test_a_memory_of_no_common_card_is_a_gpu_of_unknown_speed(text: str) -> None:
+    kind = find_kind(text)
+    assert kind.memory_bytes == 23 * GIB
+    assert (kind.capability, kind.assumed) == ((8, 0), None)
+    assert kind.name == "CUDA device of 23 GiB"
     assert dict(kind.matrix_flops_per_s) == dict.fromkeys(DTYPES)
     assert kind.bandwidth_bytes_per_s is None and kind.multiprocessors is None
     assert kind.interconnect.nvlink_bytes_per_s is None
@@ -329,7 +348,7 @@ def test_a_device_is_known_by_its_drivers_name_in_every_table():
     assert other is find_kind("rtx 3070")
     assert other.interconnect.host_bytes_per_s == HOST_SHARE * 32e9
     assert known_kind("some device", 8 * GIB) is None
-    unknown = find_kind("memory=24GiB").interconnect
+    unknown = find_kind("memory=23GiB").interconnect
     assert unknown.host_bytes_per_s is None
 
 
@@ -349,7 +368,7 @@ def test_a_gpu_by_its_figures_has_a_speed():
         ("tflops=165", "the figures are"),
         ("memory=24GiB,tflops=many", "`many` is not a positive number"),
         ("memory=24GiB,tflops=0", "`0` is not a positive number"),
-        ("memory=24", "did you mean `24GiB`"),
+        ("memory=4090", "did you mean `4090GiB`"),
         ("memory=100MiB", "too little for a GPU"),
     ],
 )
@@ -375,6 +394,6 @@ def test_a_name_that_is_not_whole_is_answered_with_the_nearest(text, name):
 
 
 def test_of_a_memory_cuda_keeps_its_part_as_of_a_named_gpu():
-    assert find_kind("memory=8GiB").usable_bytes == 8 * 2**30 - KEPT_BY_CUDA
+    assert find_kind("memory=9GiB").usable_bytes == 9 * 2**30 - KEPT_BY_CUDA
     small = find_kind("memory=1GiB")
     assert small.usable_bytes == 2**30 - 2**26

@@ -28,18 +28,19 @@ def named(text):
         ("NVIDIA L40S : 4", ["4xl40s"]),
         ("h100,H100-SXM,NVIDIA H100 80GB HBM3", ["h100"]),
         ("l40s,1xl40s,2xl40s,l40s:2", ["l40s", "1xl40s", "2xl40s"]),
-        ("memory=24GiB", ["memory=24GiB"]),
+        ("memory=23GiB", ["memory=23GiB"]),
+        ("24 GB, 2x80GB, 48", ["rtx-4090", "2xa100", "l40s"]),
         (
             "h100,memory=24GiB,tflops=165,bandwidth=1000,l40s",
             ["h100", "memory=24GiB,tflops=165,bandwidth=1000", "l40s"],
         ),
         (
-            "tflops=165,memory=24GiB,memory=48GiB",
-            ["tflops=165,memory=24GiB", "memory=48GiB"],
+            "tflops=165,memory=24GiB,memory=49GiB",
+            ["tflops=165,memory=24GiB", "memory=49GiB"],
         ),
         (
-            "memory=24GiB,memory=24GiB,tflops=165",
-            ["memory=24GiB", "memory=24GiB,tflops=165"],
+            "memory=23GiB,memory=23GiB,tflops=165",
+            ["memory=23GiB", "memory=23GiB,tflops=165"],
         ),
         ("2xmemory=24GiB,tflops=165", ["2xmemory=24GiB,tflops=165"]),
         ("7900xtx,2x7900xtx", ["rx-7900-xtx", "2xrx-7900-xtx"]),
@@ -89,7 +90,7 @@ def test_every_wrong_name_is_told_at_once():
     [
         *((None, False), ("h100", False), ("RTX 4090", False), ("rtx-4090 x2", False)),
         *(("memory=24GiB,tflops=165", False), ("tflops=165, memory=24GiB", False)),
-        *(("4090", False), ("6000-ada", False), ("7900 XTX", False)),
+        *(("4090", False), ("24 GB", False), ("6000-ada", False), ("7900 XTX", False)),
         *(("all", True), ("1xh100", True), ("h100:1", True), ("h100,l40s", True)),
         *(("memory=24GiB,memory=48GiB", True), ("h100,", True), ("0xh100", True)),
     ],

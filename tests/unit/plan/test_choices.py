@@ -106,12 +106,21 @@ def test_memory_is_no_limit_where_nothing_is_clearly_faster():
     assert answer_of(folded, job, facts).faster is None
 
 
-def test_without_speeds_the_least_memory_is_the_answer_and_nothing_is_faster():
+def test_without_speeds_the_fewest_safe_micro_steps_without_offloading_are_the_answer():
+    def unknown(candidate):
+        offloaded = candidate["activation_offloading"]
+        estimate = by_rows(candidate) if not offloaded else risky(GIB // 2, 1.0, 0.0)
+        return replace(estimate, tokens_per_s=None)
+
     job, facts = make_job(global_batch_size=16), make_facts("cuda")
-    _, folded = planned(job, facts, lambda c: replace(by_rows(c), tokens_per_s=None))
+    _, folded = planned(job, facts, unknown)
     answer = answer_of(folded, job, facts)
-    assert answer.choice.candidate.micro_batch == 1
+    assert answer.choice.candidate.micro_batch == 4 and answer.choice.safe
+    assert not answer.choice.candidate["activation_offloading"]
     assert (answer.faster, answer.epoch_s) == (None, None)
+    assert [c.candidate.micro_batch for c in folded if c.safe][:6] == [4, 4, 2, 2, 1, 1]
+    _, none_safe = planned(job, facts, lambda c: replace(unknown(c), p_oom=0.2, fits=True))
+    assert none_safe[0].candidate.micro_batch == 1, "then the least memory is the likeliest to fit"
 
 
 def test_where_nothing_fits_there_is_no_answer():

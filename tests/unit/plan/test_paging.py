@@ -1,13 +1,12 @@
-"""The time in which the moments of paged optimizers come and go."""
+"""Costs in time that are not counted: paged moments, an emptied cache."""
 
 from dataclasses import replace
 
 import pytest
 
-from autotune.estimate.speed.step_time import TimeParts
 from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.plan.candidates import with_emptied_cache
-from autotune.plan.exchange import moments_bytes, with_paging
+from autotune.plan.exchange import with_paging
 from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_candidate, make_estimate, make_facts, make_job
 
@@ -21,25 +20,9 @@ FACTS = replace(LARGE, model=MODEL)
 
 def paged(peak_gib, optim="paged_adamw_8bit", facts=FACTS, **job):
     """An estimate of a step of a second, before and after."""
-    estimate = replace(
-        make_estimate(round(peak_gib * GIB), 800.0),
-        step_time_s=1.0,
-        time_parts=TimeParts(matmul_s=1.0),
-    )
+    estimate = replace(make_estimate(round(peak_gib * GIB), 800.0), step_time_s=1.0)
     candidate = make_candidate(optim=optim)
     return estimate, with_paging(estimate, settings(make_job(**job), facts, candidate))
-
-
-@pytest.mark.parametrize(
-    ("optim", "size"),
-    [
-        ("paged_adamw_32bit", 2 * 4 * 2 * 10**9),
-        ("paged_adamw_8bit", 2 * (4 * 10**8 + 19 * 10**8)),
-        ("paged_lion_8bit", 4 * 10**8 + 19 * 10**8),
-    ],
-)
-def test_moments_are_of_a_byte_but_for_embeddings(optim, size):
-    assert moments_bytes(make_job(tuning="full"), FACTS, None, optim) == size
 
 
 def test_where_they_have_room_nothing_moves():
@@ -47,14 +30,10 @@ def test_where_they_have_room_nothing_moves():
     assert after is estimate
 
 
-def test_where_they_have_not_all_go_out_and_come_back_in_each_step():
+def test_where_they_have_not_the_time_of_paging_is_said_to_be_left_out():
     _, after = paged(6.0, tuning="full")
-    size = moments_bytes(make_job(tuning="full"), FACTS, None, "paged_adamw_8bit")
-    seconds = 2 * size / (0.8 * 32e9)  # an RTX 3070 is on PCIe 4.0 x16
-    assert after.step_time_s == pytest.approx(1 + seconds)
-    assert after.tokens_per_s == pytest.approx(800 / (1 + seconds))
-    assert after.moved_share == pytest.approx(seconds / (1 + seconds))
-    assert "of moments have no room on the GPU" in after.notes[-1]
+    assert after.left_out == ("paging",)
+    assert paged(6.0, tuning="lora")[1].left_out == ()
 
 
 @pytest.mark.parametrize("optim", ["adamw_8bit", "adamw_torch_fused"])

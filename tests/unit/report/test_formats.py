@@ -71,6 +71,19 @@ def test_speeds_are_the_same_in_tables_and_plots(content):
         assert sum(bar["x"][place] for bar in bars) == pytest.approx(memory.estimated_bytes / 2**30)
 
 
+def test_where_no_speed_was_measured_there_is_no_plot_of_speeds(content):
+    failed = [p for p in content.probes if p.outcome == "oom"]
+    assert failed and all(p.peak_memory_bytes or p.least_bytes for p in failed)
+    assert "candidates" not in figures(replace(content, probes=tuple(failed)))
+
+
+def test_the_words_of_a_report_are_explained_at_its_end(content):
+    *_, last = sections(content)
+    terms = [term for term, _ in last.tables[0].rows]
+    assert last.name == "words" and terms[0] in content.headline and "checkpointing" in terms
+    assert "What the words mean" in html_report(content)
+
+
 def test_each_hover_says_whether_it_was_measured(content):
     for name in ("candidates", "memory"):
         for trace in figures(content)[name]["data"]:

@@ -97,6 +97,12 @@ def test_offers_are_those_that_nothing_beats_in_an_order_that_pays(drawn, prices
     assert keys == sorted(keys)
 
 
+def test_a_kind_that_stands_for_a_size_is_said_to():
+    assumed = "24 GiB: taken as an RTX 4090, the commonest card of that size"
+    *_, last = lines([H100, row("rtx-4090", 5.0, assumed=assumed)])
+    assert last == f"Assumed: {assumed}."
+
+
 def test_without_prices_the_fastest_is_named_and_the_smallest_that_does():
     (line,) = lines([H100, L40S, FOUR, SMALL])
     assert line == "The fastest is 4 L40S: 3.0 h. One L40S takes 10.0 h."

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 
 import pytest
 
@@ -36,6 +37,17 @@ def test_secrets_of_exceptions_are_left_out(text: str) -> None:
     assert "hunter2" not in line("failed", RuntimeError(text))
 
 
+def test_in_plain_text_a_problem_is_one_that_people_read() -> None:
+    try:
+        raise RuntimeError("token=hunter2 \x1b[31m")
+    except RuntimeError:
+        message = '{"event": "mistake", "request": "12ab"}'
+        record = logging.LogRecord("autotune", logging.ERROR, "", 0, message, None, sys.exc_info())
+    first, *_, last = log._Plain().format(record).splitlines()
+    assert first == "error: mistake, request 12ab"
+    assert last == r"RuntimeError: token=... \x1b[31m"
+
+
 def test_what_is_no_secret_stays() -> None:
     assert "http://127.0.0.1:8642/x" in line("Uvicorn running on http://127.0.0.1:8642/x")
 
@@ -44,12 +56,11 @@ def test_the_level_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     root, own = logging.getLogger(), logging.getLogger("autotune")
     before = root.handlers, root.level, own.level
     try:
-        for value, level in (("debug", logging.DEBUG), ("x", logging.INFO), (None, logging.INFO)):
-            monkeypatch.delenv(log.LEVEL, raising=False)
-            if value is not None:
+        for as_json, usual in ((True, logging.INFO), (False, logging.WARNING)):
+            for value, level in (("debug", logging.DEBUG), ("x", usual), ("", usual)):
                 monkeypatch.setenv(log.LEVEL, value)
-            log.log_to_stderr()
-            assert own.level == level
+                log.log_to_stderr(as_json=as_json)
+                assert own.level == level
     finally:
         root.handlers = before[0]
         root.setLevel(before[1])

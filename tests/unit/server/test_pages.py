@@ -4,7 +4,6 @@ import html
 import io
 import re
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,20 +13,11 @@ from hypothesis import strategies as st
 from autotune.bundle.readme import how_to_launch
 from autotune.errors import UserError
 from autotune.job.methods import METHODS
-from autotune.server.pages.plan_form import (
-    PlanForm,
-    count_problems,
-    device_of,
-    device_text,
-    form_of,
-    is_config,
-    is_name,
-    submission_of,
-)
-from autotune.server.pages.plan_page import WIDTH, PlanProgress, memory_bar, slides_of
-from autotune.server.pages.render import fragment, said_text, share_text, speed_text
-from autotune.server.pages.run_progress import RunProgress, plot_of, ticks
+from autotune.server.pages.form import JobForm, form_of, is_config, is_name, submission_of
+from autotune.server.pages.render import said_text
 from autotune.server.pages.sign_in import HOME, _local
+from autotune.server.pages.work import WIDTH, Now, _memory_bar
+from autotune.server.pages.works import differences
 from autotune.server.store.events import Line
 from autotune.server.store.values import Details, Ending, Event, WorkerInfo
 from tests.unit.server.conftest import CSRF, JOB, Served
@@ -37,8 +27,9 @@ WORKER = WorkerInfo(
 )
 UNFIT: dict[str, Any] = {
     "answer": None,
-    "lines": ["Nothing fits."],
+    "lines": ["Nothing fits.", "Next: `autotune advise` looks for more."],
     "choices": [],
+    "table": {"heads": [], "rows": [], "shared": "", "notes": []},
     "notes": [],
     "stopped": False,
     "cached": False,
@@ -54,25 +45,6 @@ WAY: dict[str, Any] = {
     "speed": None,
     "packages": [],
 }
-
-
-@pytest.mark.parametrize(
-    ("text", "device"),
-    [
-        ("24 GB", "memory=24GiB"),
-        ("24gib", "memory=24GiB"),
-        ("79.5 GB", "memory=79.5GiB"),
-        ("48", "memory=48GiB"),
-        ("4090", "4090"),
-        ("4090 GB", "memory=4090GiB"),
-        ("RTX 4090", "RTX 4090"),
-        ("cpu", "cpu"),
-        (" ", ""),
-    ],
-)
-def test_a_device_is_a_name_or_its_memory(text: str, device: str) -> None:
-    assert device_of(text) == device
-    assert device_of(device_text(device)) == device
 
 
 @pytest.mark.parametrize(
@@ -98,7 +70,7 @@ def test_what_was_pasted_is_recognised(text: str, name: bool, config: bool) -> N
 
 
 def test_a_name_and_the_fields_are_a_job() -> None:
-    form = PlanForm(text=" qwen2.5-7b\n", device="24 GB", count="2", p50="300", max_length="1024")
+    form = JobForm(text=" qwen2.5-7b\n", device="24 GB", count="2", p50="300", max_length="1024")
     asked = submission_of(form)
     assert asked.job == {
         "model": "qwen2.5-7b",
@@ -108,47 +80,52 @@ def test_a_name_and_the_fields_are_a_job() -> None:
         "global_batch_size": 16,
         "max_length": 1024,
     }
-    assert (asked.device, asked.devices) == ("memory=24GiB", 2)
+    assert (asked.device, asked.devices) == ("24 GB", 2)
+    run = submission_of(form.model_copy(update={"kind": "run"}))
+    assert (run.job, run.device, run.devices) == (asked.job, None, None)
 
 
 def test_a_page_of_the_hub_is_its_model() -> None:
-    job = submission_of(PlanForm(text="https://huggingface.co/Qwen/Qwen2.5-0.5B\n")).job
+    job = submission_of(JobForm(text="https://huggingface.co/Qwen/Qwen2.5-0.5B\n")).job
     assert isinstance(job, dict) and job["model"] == "Qwen/Qwen2.5-0.5B"
 
 
 def test_a_job_in_the_box_is_taken_as_it_is() -> None:
-    form = PlanForm(text="model: a\ndataset: b\n", method="dpo", config='{"model_type": "llama"}')
-    asked = submission_of(form)
+    asked = submission_of(JobForm(text="model: a\ndataset: b\n", method="dpo"))
     assert asked.job == "model: a\ndataset: b\n"
-    assert asked.model_config_json == '{"model_type": "llama"}'
 
 
 def test_methods_that_generate_have_no_max_length() -> None:
-    job = submission_of(PlanForm(text="qwen2.5-7b", method="grpo")).job
+    job = submission_of(JobForm(text="qwen2.5-7b", method="grpo")).job
     assert isinstance(job, dict)
     assert "max_length" not in job
     assert job["dataset"] == {"lengths": {"max": 2048}}
 
 
-def test_what_cannot_be_asked_for_is_refused() -> None:
+def test_hours_and_money_are_asked_for_several_machines() -> None:
+    form = JobForm(text="a", device="all", prices="listed", deadline=" 20h", at_most="50$")
+    asked = submission_of(form)
+    assert (asked.prices, asked.deadline, asked.at_most) == ("listed", "20h", "50$")
+
+
+def test_what_cannot_be_asked_for_is_refused(served: Served) -> None:
     with pytest.raises(UserError):
-        submission_of(PlanForm(text="  "))
-    (problem,) = count_problems("many")
-    assert problem.where == "devices" and "many" in problem.what
-    assert count_problems("2") == count_problems("") == []
+        submission_of(JobForm(text="  "))
+    answer = asked(served, text="qwen2.5-0.5b", count="many", max_length="128")
+    assert answer.status_code == 422 and "many" in answer.text and "devices" in answer.text
 
 
-@given(
-    parts=st.dictionaries(st.text(max_size=12), st.integers(0, 2**40), max_size=12),
-    limit=st.none() | st.integers(1, 2**40),
-)
-def test_a_bar_has_all_parts_beside_each_other(parts: dict[str, int], limit: int | None) -> None:
+@given(parts=st.dictionaries(st.text(max_size=12), st.integers(0, 2**40), max_size=12),
+       limit=st.integers(1, 2**40))  # fmt: skip
+def test_a_bar_has_all_parts_beside_each_other(parts: dict[str, int], limit: int) -> None:
     total = sum(parts.values())
-    bar = memory_bar(parts, total, limit)
-    assert sum(segment.bytes for segment in bar.segments) == total
-    assert all(segment.x + segment.width <= WIDTH + 0.1 for segment in bar.segments)
-    assert bar.mark is None or 0 <= bar.mark <= WIDTH
-    assert bar.fits == (limit is None or total <= limit)
+    choice = {"parts": parts, "peak_memory_bytes": total}
+    bar = _memory_bar({"choices": [choice], "device": {"limit_bytes": limit}})
+    assert bar is not None
+    assert sum(size for _, size, *_ in bar["parts"]) == total
+    assert all(x + width <= WIDTH + 0.1 for _, _, x, width, _ in bar["parts"])
+    assert 0 <= bar["mark"] <= WIDTH
+    assert _memory_bar({"choices": []}) is None
 
 
 def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None:
@@ -157,43 +134,17 @@ def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None
         {"fields": {"devices": {"count": 4}}},
     ]
     job = "model: a # mine\ndataset_config: small\ndevices: {memory: 20GiB}\n"
+    arguments = ["--devices=2", "--only-default", "--at-most=50$"]
     work = Details.model_construct(
-        id="0" * 16, job=job, arguments=["--devices=2"], result={"advice": {"ways": ways}}
+        id="0" * 16, job=job, arguments=arguments, result={"advice": {"ways": ways}}
     )
-    assert form_of(work, None).text == job
-    assert form_of(work, None, 3).text == job
-    form = form_of(work, None, 1)
-    assert (form.text, form.count) == (
-        "model: a\ndevices:\n  memory: 20GiB\ntuning: lora\n",
-        "2",
-    )
-    form = form_of(work, None, 2)
-    assert (form.text, form.count, form.parent) == (
-        "model: a\ndataset_config: small\ndevices:\n  memory: 20GiB\n  count: 4\n",
-        "1",
-        work.id,
-    )
-
-
-def choice(size: int, peak: int, **changed: Any) -> dict[str, Any]:
-    knobs = {"per_device_train_batch_size": size, "max_length": 512}
-    plain = {"knobs": knobs, "peak_memory_bytes": peak, "p_oom": 0.0, "tokens_per_s": 1.0}
-    return {**plain, "parts": {"weights": peak}, "at_least": False, **changed}
-
-
-def test_sliders_have_the_best_choice_of_each_micro_batch_until_there_are_lengths() -> None:
-    choices = [choice(4, 40), choice(2, 30), choice(4, 50), choice(8, 60, at_least=True)]
-    result = {"choices": choices, "answer": choices[0], "device": {"limit_bytes": 100}}
-    slides = slides_of(result, None)
-    assert slides is not None
-    assert (slides.micro_batches, slides.micro_batch, slides.whole) == ((2, 4), 4, False)
-    assert slides.bar.total_bytes == 40
-    point = {"max_length": 256, "micro_batch": 1, "peak_memory_bytes": 7, "parts": {"weights": 7}}
-    lengths = {"schema": 1, "points": [point], "limit_bytes": 9}
-    slides = slides_of(result, lengths)
-    assert slides is not None
-    assert (slides.lengths, slides.limit_bytes, slides.whole) == ((256,), 9, True)
-    assert slides_of({**result, "choices": [], "answer": None}, None) is None
+    assert form_of(work).text == form_of(work, 3).text == job
+    form = form_of(work, 1)
+    text = "model: a\ndevices:\n  memory: 20GiB\ntuning: lora\n"
+    assert (form.text, form.count, form.at_most) == (text, "2", "50$")
+    form = form_of(work, 2)
+    text = "model: a\ndataset_config: small\ndevices:\n  memory: 20GiB\n  count: 4\n"
+    assert (form.text, form.count, form.parent) == (text, "", work.id)
 
 
 def test_a_line_is_escaped_and_its_code_is_shown_as_code() -> None:
@@ -201,85 +152,38 @@ def test_a_line_is_escaped_and_its_code_is_shown_as_code() -> None:
     assert text == "use <code>a: &lt;b&gt;</code> &amp; more, \N{PLUS-MINUS SIGN}20%"
 
 
-def test_a_share_is_not_rounded_to_certainty() -> None:
-    assert [share_text(share) for share in (0.0, 0.004, 0.5, 0.998, 1.0, None)] == [
-        *("0%", "< 1%", "50%", "> 99%", "100%", "")
-    ]
-
-
-@given(low=st.floats(0, 1e6), span=st.floats(1e-3, 1e6))
-def test_ticks_are_within_their_span(low: float, span: float) -> None:
-    found = ticks(low, low + span, 5)
-    slack = 1e-6 * (low + span)
-    assert all(low - slack <= value <= low + span + slack for value in found)
-    assert len(found) <= 7
-
-
-def probed(number: int, outcome: str, speed: float | None, peak: int | None) -> Event:
-    measured = {
-        "outcome": outcome,
-        "tokens_per_s": speed,
-        "peak_memory_bytes": peak,
-        "seconds": 2.0,
-    }
-    data = {"probe": number, "knobs": {}, "measurement": measured}
-    return Event(number=number + 2, utc=0.0, kind="probed", data=data)
-
-
-def test_a_probe_of_a_verification_is_not_of_the_budget() -> None:
-    state = RunProgress()
-    state.take(probed(0, "ok", 50.0, 2**30))
-    state.take(Event(number=3, utc=0.0, kind="verifying", data={"probe": 0}))
-    state.take(probed(1, "ok", 51.0, 2**30))
-    state.take(Event(number=5, utc=0.0, kind="verified", data={"verified": False}))
-    state.take(probed(2, "ok", 52.0, 2**30))
-    assert (len(state.finished), state.searched) == (3, 2)
-
-
-def test_the_best_probe_leaves_the_headroom_free() -> None:
-    state = RunProgress(headroom=0.1)
-    surveyed = {"limit_bytes": 100 * 2**30, "free_knobs": [], "model": {}, "candidates": 3}
-    state.take(Event(number=1, utc=0.0, kind="surveyed", data=surveyed))
-    assert plot_of(state) is None
-    state.take(probed(0, "ok", 50.0, 95 * 2**30))
-    state.take(probed(1, "ok", 40.0, 80 * 2**30))
-    state.take(probed(2, "stopped", 60.0, None))
-    state.take(probed(3, "oom", None, 100 * 2**30))
-    assert state.best is not None
-    assert (state.best.number, state.probing_s, state.last) == (1, 8.0, 5)
-    plot = plot_of(state)
-    assert plot is not None
-    assert {dot.number: dot.kind for dot in plot.dots} == {0: "ok", 1: "best", 3: "failed"}
-    assert plot.allowed is not None and plot.limit is not None
-    assert plot.allowed < plot.limit
-
-
 @pytest.mark.parametrize(
     "next", ["//elsewhere.example", "https://elsewhere.example", "/\\elsewhere", "/a\nb", "", "a"]
 )
 def test_signing_in_never_leads_elsewhere(next: str) -> None:
     assert _local(next) == HOME
-    assert _local("/runs?x=1") == "/runs?x=1"
+    assert _local("/works?x=1") == "/works?x=1"
 
 
-def ended(served: Served, kind: str, result: dict[str, Any] | None) -> str:
+def asked(served: Served, **form: Any) -> Any:
+    """The answer to the form."""
+    return served.client.post("/", data=form, headers={"x-csrf-token": CSRF, "hx-request": "true"})
+
+
+def ended(served: Served, kind: str, result: dict[str, Any] | None, code: int = 1) -> str:
     """The id of a work that has ended with this."""
     id: str = served.submit(JOB, kind).json()["id"]
     service = served.service
     service.queue.register(WORKER)
     lease = service.queue.lease(WORKER, ["plan", "run"])
     assert lease is not None and lease.id == id
-    service.queue.finish(WORKER.name, id, Ending(attempt=1, exit_code=1, result=result))
+    service.queue.finish(WORKER.name, id, Ending(attempt=1, exit_code=code, result=result))
     return id
 
 
-def test_a_way_out_is_planned_with_one_click(served: Served) -> None:
+def test_a_way_out_is_planned_with_one_click_and_no_flag_is_shown(served: Served) -> None:
     id = ended(served, "plan", {**UNFIT, "advice": {"ways": [WAY]}})
     page = served.client.get(f"/plans/{id}").text
-    link = f"/plan?from={id}&way=1"
+    link = f"/?from={id}&way=1"
     assert f'href="{html.escape(link)}"' in page
+    assert "changes what is learned" in page and "autotune advise" not in page
     assert "tuning: lora" in served.client.get(link).text
-    assert "tuning: lora" not in served.client.get(f"/plan?from={id}").text
+    assert "tuning: lora" not in served.client.get(f"/?from={id}").text
 
 
 @pytest.mark.parametrize(
@@ -301,103 +205,105 @@ def test_the_command_to_copy_is_the_bundles_own(
 
 
 def test_every_method_that_the_form_offers_can_be_asked_for(served: Served) -> None:
-    page = {"x-csrf-token": CSRF}
-    offered = re.findall(r"<option[^>]*>(\w+)</option>", served.client.get("/plan").text)
+    offered = re.findall(r"<option[^>]*>(\w+)</option>", served.client.get("/").text)
     assert set(METHODS) <= set(offered)
     for method in METHODS:
-        form = {"text": "qwen2.5-0.5b", "method": method, "max_length": "128"}
-        answer = served.client.post("/plan", data=form, headers=page)
+        answer = asked(served, text="qwen2.5-0.5b", method=method, max_length="128")
         assert answer.status_code == 204, (method, answer.text)
 
 
-CHOICE: dict[str, Any] = {
-    "tokens_per_s": None,
-    "speed_error": 0.2,
-    "peak_memory_bytes": 2**29,
-    "limit_bytes": 2**30,
-    "p_oom": 0.01,
-    "epoch_s": None,
-    "safe": True,
-    "knobs": {},
-    "parts": {"weights": 2**29},
-    "at_least": False,
-}
-
-
-def test_what_is_not_known_has_no_error(served: Served) -> None:
-    result = {**UNFIT, "answer": CHOICE, "advice": None}
-    id = ended(served, "plan", result)
+def test_several_machines_are_a_table_with_hours_and_money(served: Served) -> None:
+    machines = [{"machine": "h100", "safe": True}, {"machine": "t4", "safe": False}]
+    table = {
+        "heads": ["", "machine", "hours"],
+        "rows": [["*", "h100", "3.1"]],
+        "notes": ["*: best"],
+    }
+    lines = ["Rent one H100: 3.1 h, 6.20 $."]
+    id = ended(served, "plan", {"machines": machines, "table": table, "lines": lines})
     page = served.client.get(f"/plans/{id}").text
-    assert "not known" in page and "±" not in page
-    result["answer"] = {**CHOICE, "tokens_per_s": 900.0}
-    id = ended(served, "plan", result)
-    assert "±20%" in served.client.get(f"/plans/{id}").text
+    assert "1 of 2 hold it" in page and "Rent one H100" in page
+    assert '<td data-label="hours">3.1</td>' in page and "*: best" in page
 
 
-def test_memory_in_place_of_a_device_is_words_everywhere(served: Served) -> None:
-    id = served.submit(JOB, device="memory=24GiB").json()["id"]
-    other = served.submit(JOB).json()["id"]
-    for path in ("/plan", "/history", f"/plans/{id}", f"/compare?a={id}&b={other}"):
-        page = served.client.get(path).text
-        assert "24 GiB" in page and "memory=" not in page, path
+def test_the_page_says_how_long_the_answer_took_and_for_what(served: Served) -> None:
+    id = ended(served, "plan", {**UNFIT, "seconds": 0.648, "advice": None})
+    found = re.search(r'id="waited">(.*?)</p>', served.client.get(f"/plans/{id}").text)
+    assert found is not None
+    assert "from asking to answer" in found[1] and "648 ms the plan itself" in found[1]
 
 
-def test_a_run_that_nobody_can_take_or_that_never_began_says_so(served: Served) -> None:
+def test_a_link_that_was_cut_short_leads_back_to_all_works(served: Served) -> None:
+    answer = served.client.get("/plans/0123abc")
+    assert answer.status_code == 404
+    assert answer.text.count("Not found</h") == 1
+    assert "may be cut short" in answer.text and 'href="/works"' in answer.text
+    assert "[0-9a-f]" not in answer.text
+
+
+def test_a_work_that_waits_says_for_what_and_shows_its_first_figures(served: Served) -> None:
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
     service = served.service
     service.queue.register(WORKER)
     run = served.submit({**job, "devices": {"kind": "cuda", "count": 2}}, "run").json()["id"]
-    assert served.client.get(f"/api/v1/runs/{run}").json()["takers"] == 0
-    assert "No worker that is here can take it" in served.client.get(f"/runs/{run}").text
+    assert "no worker that is here can take it" in served.client.get(f"/runs/{run}").text
     plan = served.submit(JOB).json()["id"]
-    assert "It is the next in the queue" in served.client.get(f"/plans/{plan}").text
+    text = "(by formula, memory +-20%, speed +-30%): 8 x 2: 6.53k tokens/s, 46.7 GiB"
+    service.events.add(plan, "by_formula", 0.0, text=text)
+    page = served.client.get(f"/plans/{plan}").text
+    assert "it is the next in the queue" in page and "6.53k tokens/s" in page
+    assert served.client.get(f"/plans/{plan}/again").headers["hx-refresh"] == "true"
     service.works.cancel(run)
-    page = served.client.get(f"/runs/{run}").text
-    assert "Nothing was measured yet" in page and "ruled out yet" not in page
-
-
-def test_the_list_of_runs_has_the_best_speed_so_far(served: Served) -> None:
-    job = {**JOB, "model": str(served.models / "m" / "config.json")}
-    run, service = served.submit(job, "run").json()["id"], served.service
-    service.queue.register(WORKER)
-    assert service.queue.lease(WORKER, ["run"]) is not None
-    assert "so far" not in served.client.get("/runs").text
-    probes = [(1, 3000.0), (2, 5200.0), (3, 4000.0)]
-    lines = [
-        Line(utc=0.0, kind="probed", data={"probe": n, "knobs": {}, "measurement": measured(speed)})
-        for n, speed in probes
-    ]
-    service.events.take(WORKER.name, run, 1, "events", 0, lines)
-    assert f"{speed_text(5200.0)} <small>so far</small>" in served.client.get("/runs/queue").text
-
-
-def measured(tokens_per_s: float) -> dict[str, Any]:
-    """What a probe says that ended well."""
-    figures = {"tokens_per_s": tokens_per_s, "peak_memory_bytes": 2**29, "seconds": 3.0}
-    return {"outcome": "ok", "reason": "measured", **figures}
+    assert served.client.get(f"/runs/{run}/again").status_code == 204
+    assert "Resume" in served.client.get(f"/runs/{run}").text
 
 
 def test_a_form_outlives_the_work_that_it_came_from(served: Served) -> None:
-    page = {"x-csrf-token": CSRF}
-    form = {"text": "qwen2.5-0.5b", "max_length": "128", "parent": "0" * 16}
-    answer = served.client.post("/plan", data=form, headers=page)
+    answer = asked(served, text="qwen2.5-0.5b", max_length="128", parent="0" * 16)
     assert answer.status_code == 204, answer.text
     id = answer.headers["hx-redirect"].rpartition("/")[2]
     assert served.client.get(f"/api/v1/plans/{id}").json()["parent"] is None
 
 
-def test_pages_of_runs_link_to_the_dashboard_of_the_operator(serve: Callable[..., Served]) -> None:
-    served = serve(dashboard="http://127.0.0.1:8080/?a=1&b=2")
+def test_what_an_event_makes_up_is_passed_over() -> None:
+    work = Details.model_construct(state="running", started=1.0, created=0.0, method="sft")
+    now = Now(work)
+    for number, (kind, data) in enumerate(
+        [("estimated", {}), ("line", {}), ("improved", {"text": 3}), ("line", {"text": "x"})], 1
+    ):
+        now.take(Event(number=number, utc=2.0, kind=kind, data=data))
+    assert (list(now.lines), now.last) == ([(4, "x")], 4)
+    assert now.rows(work)[0][0] == "now"
+
+
+def work_with(knobs: dict[str, Any] | None, **fields: Any) -> Details:
+    """A plan that came to these settings; None: it has no answer."""
+    names = {"kind": "plan", "model": "m", "method": "sft", "device": "h100", "state": "done"}
+    figures = {"outcome": "fits", "tokens_per_s": None, "peak_memory_bytes": None}
+    result = {"answer": None if knobs is None else {"knobs": knobs}}
+    return Details.model_construct(**{**names, **figures, "result": result, **fields})
+
+
+def test_a_comparison_has_what_differs_and_no_answer_is_no_difference() -> None:
+    one = work_with({"a": 1, "b": True, "c": None})
+    other = work_with({"a": 2, "b": True, "d": None}, device="l40s")
+    assert list(differences(one, other)) == [("device", "h100", "l40s"), ("a", "1", "2")]
+    silent = work_with(None, outcome="nothing_fits")
+    assert list(differences(one, silent)) == [("result", "fits", "nothing fits")]
+
+
+def test_a_list_is_searched(served: Served) -> None:
+    id = served.submit(JOB, device="h100").json()["id"]
+    for query, there in (("text=h100", True), ("text=none", False), ("kind=run", False)):
+        assert (id in served.client.get(f"/works?{query}").text) == there, query
+
+
+def test_a_page_of_a_run_shows_its_lines_once(served: Served) -> None:
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
-    run = served.submit(job, "run").json()["id"]
-    assert 'href="http://127.0.0.1:8080/?a=1&amp;b=2"' in served.client.get(f"/runs/{run}").text
-
-
-def test_the_best_by_formula_is_shown_until_an_estimate_is_there() -> None:
-    state = PlanProgress()
-    text = "(by formula, memory +-20%, speed +-30%): 8 x 2: 6.53k tokens/s, 46.7 GiB"
-    state.take(Event(number=1, utc=0.0, kind="by_formula", data={"text": text}))
-    work = {"state": "running"}
-    shown = fragment("plan_now.html", work=work, state=state, bar=None, ended=False)
-    assert html.escape(text) in shown
-    assert "Nothing yet" in fragment("plan_now.html", work=work, state=PlanProgress(), bar=None)
+    run, service = served.submit(job, "run").json()["id"], served.service
+    service.queue.register(WORKER)
+    assert service.queue.lease(WORKER, ["run"]) is not None
+    lines = [Line(utc=0.0, kind="line", data={"text": f"probe {n}: <b>"}) for n in range(3)]
+    service.events.take(WORKER.name, run, 1, "errors", 0, lines)
+    page = served.client.get(f"/runs/{run}").text
+    assert page.count("probe 1: &lt;b&gt;") == 1 and f"/runs/{run}/events?after=3" in page

@@ -1,6 +1,7 @@
 """The queue: who gets what, what becomes of the dead, what is said twice."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import event
@@ -99,15 +100,14 @@ def test_two_workers_do_not_share_a_device(database: Database) -> None:
 def test_a_worker_that_waits_for_a_dead_one_does_not_keep_it_alive(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "JUMP_S", 1e9)
     queue = Queue(database)
     again = HERE.model_copy(update={"instance": "again"})
     queue.register(HERE)
     began = queue_module.time.time()
-    monkeypatch.setattr(queue_module.time, "time", lambda: began + 25)
+    monkeypatch.setattr(queue_module.time, "time", lambda: began + queue_module.LEASE_S - 5)
     queue.beat(again.name, [])
     assert queue.register(again) == HERE.name
-    monkeypatch.setattr(queue_module.time, "time", lambda: began + 31)
+    monkeypatch.setattr(queue_module.time, "time", lambda: began + queue_module.LEASE_S + 1)
     assert queue.register(again) is None
 
 
@@ -150,23 +150,64 @@ def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
-def test_a_clock_that_is_set_takes_no_work_from_a_worker_that_lives(
+def test_a_late_worker_goes_on_and_a_clock_that_is_set_makes_it_late(
     database: Database, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
+    works, queue, events = Works(database), Queue(database), Events(database)
+    work = works.add(new())
+    queue.lease(HERE, ["run"])
+    for turn in range(queue_module.DEATHS):
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda now=real: now() + jump_s)
+        assert queue.expire() == ([work.id] if jump_s > 0 else [])
+        assert events.take(HERE.name, work.id, 1, "events", turn, lines("late")) == turn + 1
+        (beat,) = queue.beat(HERE.name, [work.id])
+        assert not beat.lost and not beat.stop
+        assert queue.lease(THERE, ["run"]) is None and queue.expire() == []
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + queue_module.LEASE_S + 1)
+    assert queue.expire() == [work.id], "the beat counts by the clock as it is"
+    assert queue.finish(HERE.name, work.id, DONE), "its end comes late, too"
+    ended = works.get(work.id)
+    assert ended is not None and (ended.state, ended.attempt) == ("done", 1)
+
+
+def test_of_two_that_want_a_late_work_one_has_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, queue = Works(database), Queue(database)
+    for _ in range(20):
+        id = works.add(new()).id
+        monkeypatch.setattr(queue_module, "LEASE_S", -1.0)
+        assert queue.lease(HERE, ["run"])
+        assert queue.expire() == [id]
+        monkeypatch.setattr(queue_module, "LEASE_S", 60.0)
+        with ThreadPoolExecutor(2) as threads:
+            lease = threads.submit(queue.lease, THERE, ["run"])
+            beat = threads.submit(queue.beat, HERE.name, [id])
+        lost = beat.result()[0].lost
+        assert lost == (lease.result() is not None)
+        assert not lost or not queue.finish(HERE.name, id, DONE)
+
+
+@pytest.mark.parametrize("how", ["dead", "given back", "resumed"])
+def test_what_was_given_up_is_not_gone_on_with(database: Database, how: str) -> None:
+    """A beat that was on its way comes after that."""
     works, queue = Works(database), Queue(database)
     work = works.add(new())
-    queue.register(HERE)
-    queue.lease(HERE, ["run"])
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-    assert queue.expire() == [], "it has time to be heard of"
-    assert queue.expire() == []
-    assert [seen - time.time() < 1 for _, seen in queue.workers()] == [True]
+    first, second = (HERE.model_copy(update={"instance": name}) for name in ("first", "second"))
+    queue.register(first)
+    queue.lease(first, ["run"])
+    if how == "dead":
+        queue.register(second, replaces="first")
+        assert queue.expire() == [work.id]
+    elif how == "resumed":
+        queue.finish(HERE.name, work.id, Ending(attempt=1, exit_code=3))
+        assert works.resume(work.id)
+    else:
+        queue.finish(HERE.name, work.id, Ending(attempt=1, exit_code=130, interrupted=True))
     (beat,) = queue.beat(HERE.name, [work.id])
-    assert not beat.lost
-    monkeypatch.setattr(time, "time", lambda: real() + jump_s + queue_module.LEASE_S + 1)
-    monkeypatch.setattr(queue_module, "JUMP_S", 1e9)
-    assert queue.expire() == [work.id], "and is missed no later than before"
+    assert beat.lost and works.state(work.id) == "queued"
+    assert not queue.finish(HERE.name, work.id, DONE)
 
 
 def test_what_kills_its_workers_is_given_up(

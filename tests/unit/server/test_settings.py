@@ -11,7 +11,6 @@ from autotune.server.access.tokens import LOCAL_WORKER
 from autotune.server.serve import delete_old, serve, worker_token
 from autotune.server.settings import Settings, load_settings
 from autotune.server.store.tables import DeletedRow, FileRow, WorkRow
-from tests.unit.calling import refused
 from tests.unit.server.conftest import JOB, Served
 
 Serve = Callable[..., Served]
@@ -125,14 +124,6 @@ def test_the_local_workers_token_is_made_anew_where_it_is_not_known(served: Serv
     holder = service.tokens.holder(second)
     assert second != first and holder is not None and holder.role == "worker"
     assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_the_local_workers_token_cannot_be_removed_by_name(served: Served) -> None:
-    service = served.service
-    file = worker_token(service, service.folder)
-    arguments = ("serve", "--runs", service.folder, "--remove-token", LOCAL_WORKER)
-    assert str(file) in refused(*arguments)
-    assert service.tokens.holder(file.read_text(encoding="ascii")) is not None
 
 
 def test_beyond_a_number_the_oldest_that_have_ended_go(serve: Serve) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from autotune.server.store.database import Database, study_url
 from autotune.server.store.queue import Queue
-from autotune.server.store.values import Ending, Lease, NewWork, WorkerInfo
+from autotune.server.store.values import Beat, Ending, Lease, NewWork, WorkerInfo
 from autotune.server.store.works import Works
 from autotune.server.worker import task as task_module
 from autotune.server.worker.door import Away, Door
@@ -73,7 +73,7 @@ def test_workers_are_given_time_when_the_service_was_away(
 def test_a_service_without_an_address_is_away(tmp_path: Path) -> None:
     door = Door((tmp_path / "address").read_text, "token")
     with pytest.raises(Away):
-        door.lease(HERE, ["run"], "")
+        door.lease(HERE, ["run"], "", [])
 
 
 @pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[1]", b'{"id": "../x"}', b"\xff"])
@@ -94,7 +94,7 @@ def test_what_answers_like_no_service_is_away(answer: bytes) -> None:
     lease = Lease.model_construct(id="0123456789abcdef", attempt=1)
     try:
         for ask in (
-            lambda: door.lease(HERE, ["run"], ""),
+            lambda: door.lease(HERE, ["run"], "", []),
             lambda: door.beat("w", [], []),
             lambda: door.send("w", lease, "events", 0, []),
         ):
@@ -141,6 +141,10 @@ class Command:
     def __init__(self, _: Any, *, output: Path, errors: Path, **__: Any) -> None:
         output.touch()
         errors.touch()
+        self.niceness = 0
+
+    def stand_back(self, niceness: int) -> None:
+        self.niceness = niceness
 
     def interrupt(self) -> None:
         self.exit_code = 130
@@ -169,31 +173,96 @@ def lease(kind: Any, limit_s: float | None) -> Lease:
 
 def ending(task: Task) -> tuple[int, str, bool]:
     assert task.has_ended
-    said = task._ending(task.command.exit_code or 0)
+    said = task._ending()
     return said.exit_code, said.error, said.interrupted
 
 
 @pytest.mark.parametrize("kind", ["plan", "run"])
 def test_what_takes_too_long_or_too_much_is_ended_with_a_name(tmp_path: Path, kind: str) -> None:
     slow = Task(lease(kind, -1.0), tmp_path / "slow", {}, 2**30)
-    slow.command.look()
+    slow.look()
     code, error, interrupted = ending(slow)
     assert code == 130 and "took longer" in error and "operator" in error and not interrupted
     patient = Task(lease(kind, None), tmp_path / "patient", {}, 2**30)
-    patient.command.look()
+    patient.look()
     assert not patient.has_ended
     large = Task(lease(kind, 60.0), tmp_path / "large", {}, 2**10)
-    large.command.look()
+    large.look()
     assert large.has_ended is (kind == "plan"), "a run's memory has limits of its own"
     if kind == "plan":
         assert "plan_memory" in ending(large)[1]
+
+
+def test_what_is_cancelled_is_so_at_once_and_has_its_files_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its command does not end when it is asked to."""
+    monkeypatch.setattr(Command, "interrupt", lambda _: None)
+    monkeypatch.setattr(task_module, "CANCEL_S", -1.0)
+    said: list[str] = []
+
+    class Door:
+        def beat(self, _name: str, works: list[str], _kept: Any) -> tuple[list[Beat], list[str]]:
+            said.append(f"beat of {len(works)}")
+            return [Beat(id=id, stop=True, lost=False) for id in works], []
+
+        def finish(self, _name: str, _id: str, ending: Ending) -> None:
+            said.append(f"ended by {ending.exit_code}")
+
+        def keep_file(self, _name: str, _id: str, file: str, _content: bytes) -> None:
+            said.append(file)
+
+    door: Any = Door()
+    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    loop = WorkerLoop(
+        info=INFO,
+        door=door,
+        beats=door,
+        root=tmp_path,
+        capacity=capacity,
+        environment={},
+        replaces="",
+    )
+    task = loop._tasks[lease("run", None).id] = Task(lease("run", None), tmp_path, {}, 2**30)
+    task.run.path.mkdir()
+    task.run.facts.touch()
+    loop._beat()
+    task.look()
+    loop._tell()
+    loop._beat()
+    assert said == ["beat of 1", "ended by 137"] and loop._tasks, "its report is being made"
+    assert loop._kinds() == ["plan"]
+    assert task._report is not None
+    task._report.exit_code = 0  # type: ignore[misc]
+    (task.folder / "attempt-1" / "report.html").touch()
+    loop._tell()
+    assert said[2:] == ["report.txt", "report.html"] and not loop._tasks
+
+
+@pytest.mark.parametrize(("kind", "niceness"), [("plan", 15), ("run", 0)])
+def test_a_plan_stands_back_once_its_first_figures_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, niceness: int
+) -> None:
+    task = Task(lease(kind, None), tmp_path, {}, 2**30)
+    command: Any = task._command
+    task.look()
+    assert command.niceness == 0
+    monkeypatch.setattr(task_module, "FIRST_S", -1.0)
+    task.look()
+    assert command.niceness == niceness
 
 
 def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = None
     loop = WorkerLoop(
-        info=INFO, door=door, root=tmp_path, capacity=capacity, environment={}, replaces=""
+        info=INFO,
+        door=door,
+        beats=door,
+        root=tmp_path,
+        capacity=capacity,
+        environment={},
+        replaces="",
     )
     task = Task(lease("run", None), tmp_path, {}, 2**30)
     loop._tasks[task.lease.id] = task
@@ -221,9 +290,9 @@ def test_a_service_has_only_a_workers_own_folders_removed(tmp_path: Path) -> Non
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = Door()
     loop = WorkerLoop(
-        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+        info=INFO, door=door, beats=door, root=root, capacity=capacity, environment={}, replaces=""
     )
-    loop._beat()
+    loop._forget()
     assert (tmp_path / "theirs" / "work.json").exists()
     assert [folder.name for folder in root.iterdir()] == ["other"]
     with pytest.raises(ValidationError, match="pattern"):
@@ -245,7 +314,7 @@ def test_a_work_that_cannot_begin_is_told_as_failed(tmp_path: Path) -> None:
     root.write_text("a file where a folder should be", encoding="utf-8")
     capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
     loop = WorkerLoop(
-        info=INFO, door=door, root=root, capacity=capacity, environment={}, replaces=""
+        info=INFO, door=door, beats=door, root=root, capacity=capacity, environment={}, replaces=""
     )
     loop._take()
     (told,) = door.endings

@@ -1,161 +1,125 @@
-// What all pages do in the browser: copy, times, problems, and the form of a plan.
+// What pages do in the browser: copy, times, problems, the form, events that come twice.
 (() => {
-  // --- copying
+  const on = (name, act) => document.addEventListener(name, act);
 
   async function copy(text) {
-    try {
-      await navigator.clipboard.writeText(text);
-      return true;
-    } catch { /* not a secure page: the older way */ }
-    const area = document.createElement("textarea");
+    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    const area = document.createElement("textarea"); // not a secure page: the older way
     area.value = text;
-    area.setAttribute("readonly", "");
     area.className = "sr";
     document.body.append(area);
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    return done;
+    if (!done) throw new Error("refused");
   }
 
-  function said(button, text) {
-    button.dataset.label ??= button.textContent;
-    button.textContent = text;
-    clearTimeout(button.timer);
-    button.timer = setTimeout(() => { button.textContent = button.dataset.label; }, 1600);
-  }
-
-  document.addEventListener("click", async (event) => {
+  on("click", async (event) => {
     const button = event.target.closest("[data-copy], [data-copy-link]");
     if (!button) return;
-    const link = location.origin + location.pathname;
-    const text = button.dataset.copy ? document.querySelector(button.dataset.copy).textContent : link;
-    const done = await copy(text);
-    said(button, done ? "Copied" : "Could not copy");
+    const from = button.dataset.copy;
+    const text = from ? document.querySelector(from).textContent : location.origin + location.pathname;
+    const label = (button.dataset.label ??= button.textContent);
+    button.textContent = await copy(text).then(() => "Copied", () => "Could not copy");
+    setTimeout(() => { button.textContent = label; }, 1600);
     button.focus();
   });
 
-  // --- times in the reader's own zone
-
+  // Times in the reader's own zone.
   const SHORT = { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" };
-  const thisYear = new Intl.DateTimeFormat(undefined, SHORT);
-  const anyYear = new Intl.DateTimeFormat(undefined, { ...SHORT, year: "numeric" });
-
-  function localTimes(root) {
+  htmx.onLoad((root) => {
     for (const time of root.querySelectorAll("time[datetime]")) {
-      time.title = time.textContent;
       const date = new Date(time.dateTime);
-      const format = date.getFullYear() === new Date().getFullYear() ? thisYear : anyYear;
-      time.textContent = format.format(date);
+      const year = date.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" };
+      time.title = time.textContent;
+      time.textContent = new Intl.DateTimeFormat(undefined, { ...SHORT, ...year }).format(date);
     }
-  }
+  });
 
-  // --- problems: from the service as HTML, from what stands before it as JSON or not at all
-
+  // Problems: from the service as HTML, from what stands before it as JSON or not at all.
   function showProblem(text) {
     const place = document.querySelector("#problems");
     if (!place) return;
-    const card = document.createElement("div");
+    const card = document.createElement("p");
     card.className = "card bad";
-    const line = document.createElement("p");
-    line.textContent = text;
-    card.append(line);
+    card.textContent = text;
     place.replaceChildren(card);
     place.focus();
   }
-
-  document.addEventListener("htmx:beforeSwap", (event) => {
-    const { xhr } = event.detail;
-    const type = xhr.getResponseHeader("content-type") || "";
-    if (!type.includes("json")) return;
-    event.detail.shouldSwap = false;
-    let detail = `The service answered ${xhr.status}.`;
-    try { detail = JSON.parse(xhr.responseText).detail || detail; } catch { /* the number has to do */ }
-    showProblem(detail);
-  });
-  // What is asked for again and again is shown when it has changed: nobody loses their place in it.
+  const polls = (part) => (part?.getAttribute("hx-trigger") || "").startsWith("every");
   const last = new Map();
-  document.addEventListener("htmx:beforeSwap", (event) => {
-    const { elt, xhr } = event.detail.requestConfig ? event.detail : {};
-    if (!elt || !(elt.getAttribute("hx-trigger") || "").startsWith("every") || !elt.id) return;
-    if (last.get(elt.id) === xhr.responseText) event.detail.shouldSwap = false;
-    last.set(elt.id, xhr.responseText);
+  on("htmx:beforeSwap", (event) => {
+    const { elt, xhr } = event.detail;
+    if ((xhr.getResponseHeader("content-type") || "").includes("json")) {
+      event.detail.shouldSwap = false;
+      showProblem(`The service answered ${xhr.status}.`);
+    }
+    // What is asked for again and again is shown when it has changed, and nothing is ticked in it.
+    const asker = event.detail.requestConfig?.elt ?? elt;
+    if (!polls(asker) || event.detail.requestConfig?.triggeringEvent?.type === "change") return;
+    const same = last.get(asker.id) === xhr.responseText;
+    if (same || asker.querySelector(":checked")) event.detail.shouldSwap = false;
+    last.set(asker.id, xhr.responseText);
   });
-  document.addEventListener("htmx:afterSwap", (event) => {
+  on("htmx:afterSwap", (event) => {
     if (event.detail.target?.id === "problems") event.detail.target.focus();
   });
-  document.addEventListener("htmx:sendError", (event) => {
-    const polls = (event.detail.elt.getAttribute("hx-trigger") || "").includes("every");
-    if (!polls) showProblem("The service does not answer. Try it again in a moment.");
-  });
-  document.addEventListener("htmx:beforeRequest", (event) => {
-    const place = document.querySelector("#problems");
-    if (place && event.detail.requestConfig.verb === "post") place.replaceChildren();
+  on("htmx:beforeRequest", (event) => {
+    if (event.detail.requestConfig.verb === "post") document.querySelector("#problems")?.replaceChildren();
   });
 
-  // --- the form of a plan: what was pasted decides which fields count
-
-  const KINDS = {
-    empty: "",
-    name: "A model's name.",
-    config: "A config.json: a model of this shape.",
-    job: "A job.",
-    other: "Neither a model's name nor a job, so far.",
-  };
-  // As plan_input.py has them.
-  const NAME = new RegExp("^(?:[\\w.+-]{1,96}(?:/[\\w.+-]{1,96})?|/[^\\n:]{1,500}"
-    + "|https?://(?:www\\.)?(?:huggingface\\.co|hf\\.co)/[\\w.+-]{1,96}/[\\w.+-]{1,96}"
-    + "(?:/(?:tree|blob|resolve)/\\S{0,200})?/?(?:[?#]\\S{0,200})?)$");
-  const OF_CONFIGS = /"(model_type|architectures|hidden_size|num_hidden_layers)"/;
-
-  function kindOf(text) {
-    const plain = text.trim();
-    if (!plain) return "empty";
-    if (plain.startsWith("{")) return OF_CONFIGS.test(plain) ? "config" : "job";
-    if (NAME.test(plain)) return "name";
-    return /\n|:(\s|$)/.test(plain) ? "job" : "other";
+  // A service that is away, on pages that follow a work.
+  function setAway(away) {
+    const note = document.querySelector("[data-away]");
+    const text = away ? "The service does not answer. This page goes on by itself once it does." : "";
+    if (note.textContent !== text) note.textContent = text;
   }
+  on("htmx:sseError", () => setAway(true));
+  on("htmx:sseOpen", () => setAway(false));
+  on("htmx:afterOnLoad", () => setAway(false));
+  on("htmx:sendError", (event) => {
+    if (polls(event.detail.elt)) setAway(true);
+    else showProblem("The service does not answer. Try it again in a moment.");
+  });
 
-  function watchForm(root) {
-    const form = root.querySelector("[data-plan-form]");
-    if (!form) return;
-    const box = form.querySelector("#text");
-    const fields = form.querySelector("[data-fields]");
-    const note = form.querySelector("[data-says-it]");
-    const said = form.querySelector("[data-kind]");
-    const method = form.querySelector("#method");
-    const rewards = form.querySelector("[data-rewards]");
+  // After a connection is lost some events may come twice: what is there already is left out.
+  on("htmx:oobBeforeSwap", (event) => {
+    const { fragment, target } = event.detail;
+    if (target.id !== "lines") return;
+    target.dataset.follow = target.scrollTop + target.clientHeight >= target.scrollHeight - 24 ? "1" : "";
+    for (const line of [...fragment.children]) if (document.getElementById(line.id)) line.remove();
+  });
+  on("htmx:oobAfterSwap", (event) => {
+    const { target } = event.detail;
+    if (target.id === "lines" && target.dataset.follow) target.scrollTop = target.scrollHeight;
+  });
+
+  // A report says how high it is.
+  addEventListener("message", (event) => {
+    const frame = document.querySelector("iframe.report");
+    if (frame && event.source === frame.contentWindow && event.data.height > 0) {
+      frame.height = Math.min(event.data.height, 60000);
+    }
+  });
+
+  // The form: a job or another tool's file says what the fields would.
+  htmx.onLoad(() => {
+    const form = document.querySelector("[data-job-form]");
+    if (!form || form.dataset.watched) return;
+    form.dataset.watched = "1";
+    const [box, method, rewards] = ["#text", "#method", "[data-rewards]"].map((name) => form.querySelector(name));
     const look = () => {
-      const kind = kindOf(box.value);
-      said.textContent = KINDS[kind];
-      note.hidden = kind !== "job";
-      fields.hidden = kind === "job";
-      rewards.hidden = kind === "job" || !rewards.dataset.rewards.split(" ").includes(method.value);
+      const text = box.value.trim();
+      const isConfig = text.startsWith("{") && /"(model_type|architectures|hidden_size)"/.test(text);
+      form.querySelector("[data-fields]").hidden = !isConfig && /\n|:\s|^\{/.test(text);
+      rewards.hidden = !rewards.dataset.rewards.split(" ").includes(method.value);
     };
-    box.addEventListener("input", look);
-    method.addEventListener("change", look);
-    box.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-    });
+    form.addEventListener("input", look);
     look();
-  }
-
-  // --- two to compare
-
-  document.addEventListener("change", (event) => {
+  });
+  on("change", (event) => {
     if (event.target.name !== "work") return;
     const chosen = [...event.target.form.querySelectorAll("[name=work]:checked")];
     if (chosen.length > 2) chosen.find((box) => box !== event.target).checked = false;
   });
-
-  // Only a name is looked for in the history.
-  document.addEventListener("htmx:configRequest", (event) => {
-    const asks = event.target.closest?.("[data-of-name]");
-    if (!asks || kindOf(document.querySelector("#text").value) === "name") return;
-    asks.replaceChildren();
-    event.preventDefault();
-  });
-
-  document.addEventListener("DOMContentLoaded", () => watchForm(document));
-  htmx.onLoad(localTimes);
 })();

@@ -249,7 +249,7 @@ def test_one_more_gpu_is_a_way_where_completions_are_generated_and_gpus_are_name
     job = make_job(method="grpo", max_length=None, reward_funcs=rewards, global_batch_size=48)
     found = advised(job, fits, kind="h100")
     assert {"devices"} in changes(found)
-    assert "`--devices 2`" in "\n".join(advice_lines(found))
+    assert "`devices: {count: 2}`" in "\n".join(advice_lines(found))
     assert not advised(job, fits).ways
 
 
@@ -262,6 +262,15 @@ def test_several_gpus_share_what_one_cannot_hold_and_the_fewest_are_named(advise
     assert way.changes[0].job.devices.count == 4 and way.learns_the_same
     assert way.candidate["offload_optimizer_device"] == "none"
     assert not advised(make_job(), fits).ways, "of the devices that are here one is tuned for"
+
+
+def test_more_gpus_come_after_what_changes_the_learning_on_those_that_are_there(advised):
+    def fits(job, one):
+        return job.devices.count > 1 or one["dtype"] == "bfloat16"
+
+    found = advised(make_job(), fits, kind="h100", speed=lambda job, one: 100.0 * job.devices.count)
+    assert changes(found) == [{"dtype"}, {"devices"}]
+    assert found.ways[1].learns_the_same and not found.ways[0].learns_the_same
 
 
 def test_the_next_number_of_gpus_keeps_the_batch_exact():

@@ -9,7 +9,7 @@ from autotune.plan.questions.changes import (
     offloading,
     single_changes,
 )
-from autotune.server.pages.plan_form import changed_job
+from autotune.server.pages.form import changed_job
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
 from autotune.space.job_file.load import load_job

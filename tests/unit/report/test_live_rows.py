@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.views.events import RunEvents
-from autotune.cli.views.live_rows import LiveState, rows, whole_seconds
+from autotune.report.live_rows import LiveState, rows, whole_seconds
 from autotune.run.bundle_launch import STAGE_TEXTS
 from autotune.run.listener import Listener, Listeners, ProbeSteps, Standing, follow_probe
 from autotune.search.rules.stopping import Outlook

@@ -1,5 +1,5 @@
-"""The rows of a run that goes on, and the state behind them, which follows from its events
-(`views/events.py`): what is done, how far it is, what is best, what is left. Pure."""
+"""The rows of a plan or a run that goes on, and the state behind them, which follows from its
+events (`cli/views/events.py`): what is done, how far it is, what is best, what is left. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from autotune.run.bundle_launch import (
     WORST_BATCH,
 )
 from autotune.space.knobs import from_knobs
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes, format_seconds, format_speed
 
 LABEL = 9
 """Columns of a row's name."""
@@ -37,7 +37,7 @@ LAUNCH = (WORST_BATCH, TIMED_STEPS, EVALUATION, SAVE)
 
 @dataclass
 class LiveState:
-    """A run that goes on. Times are seconds of a clock that cannot be set.
+    """A plan or a run that goes on. Times are seconds of one clock.
 
     Attributes:
         doing: what goes on, in a word or two, and `detail`s of it, since `began`.
@@ -50,6 +50,7 @@ class LiveState:
         verifying: the bundle that is being launched, in words; empty: none is.
         stages: of the launch that are over, with their seconds; the next began at `stage_since`.
         ruled_out: reasons, and how many candidates each rules out.
+        estimated: the best by formula or estimate, before anything is measured, in words.
     """
 
     began: float
@@ -70,6 +71,7 @@ class LiveState:
     verifying: str = ""
     stages: list[tuple[str, float]] = field(default_factory=list)
     stage_since: float = 0.0
+    estimated: str = ""
 
     def take(self, kind: str, data: Mapping[str, Any], now: float) -> None:
         """Go on by one event."""
@@ -117,6 +119,19 @@ class LiveState:
             case "trying":
                 self.steps = None
                 self._begin("trying", data["text"], now)
+            case "looking_at":
+                self._begin("looking at", data["what"], now)
+            case "starting_anew":
+                self._begin("starting anew", data["reason"], now)
+            case "nothing_fits":
+                limit = format_bytes(data["limit_bytes"])
+                self._begin("searching", f"nothing fits in {limit}; what would", now)
+            case "by_formula":
+                self.estimated = data["text"]
+            case "improved":
+                peak, speed = format_bytes(data["peak_memory_bytes"]), data["tokens_per_s"]
+                figures = peak if speed is None else f"{format_speed(speed)}, {peak}"
+                self.estimated = f"{data['text']}: {figures}, by estimate"
 
     def _search(self, kind: str, data: Mapping[str, Any], now: float) -> None:
         match kind:
@@ -226,6 +241,8 @@ def _memory(state: LiveState) -> Iterator[str]:
 
 def _best(state: LiveState) -> Iterator[str]:
     if state.standing is None:
+        if state.estimated:
+            yield state.estimated
         return
     best = state.standing["best"]
     if best is None:
