@@ -4,8 +4,8 @@
 
 `docs/job.md` comes from the docstrings of the job's fields, `docs/cli.md` from the help pages,
 `docs/knobs.md` from the search spaces, `docs/formats.md` from the tables of other tools' fields,
-`docs/server/settings.md` from the docstrings of the
-service's settings, `docs/plan.schema.json` from the types of a plan's JSON,
+`docs/server/settings.md` from the docstrings of the service's settings, `docs/plan.schema.json`
+and `docs/machines.schema.json` from the types of a plan's JSON,
 `docs/server/openapi.json` from the routes of the service's API.
 `--check` writes nothing and fails where a page is old.
 """
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from plan_schema import MachinesJson, PlanJson
 from pydantic import BaseModel
 
 from autotune.cli import main as cli
-from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.known_models import known_models
 from autotune.job.job import Budget, Devices, Job, Lengths
 from autotune.server.app import create_routes
@@ -323,6 +323,11 @@ def plan_schema() -> str:
     return json.dumps(PlanJson.model_json_schema(), indent=2) + "\n"
 
 
+def machines_schema() -> str:
+    """The JSON Schema of `autotune plan --json` for several devices."""
+    return json.dumps(MachinesJson.model_json_schema(), indent=2) + "\n"
+
+
 def openapi() -> str:
     """The OpenAPI of the service."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -339,6 +344,7 @@ PAGES = {
     "formats.md": formats_page,
     "server/settings.md": settings_page,
     "plan.schema.json": plan_schema,
+    "machines.schema.json": machines_schema,
     "server/openapi.json": openapi,
 }
 

@@ -40,7 +40,7 @@ def command(as_json: bool, **options: Any) -> int:
         )
     advice = answer.advice
     if as_json:
-        print_json({**plan_plain(answer, []), "other_tuning": None, "bundle": None})
+        print_json(plan_plain(answer, []))
     else:
         echo("\n".join((["It fits as it is."] if advice is None else []) + [*plan_lines(answer)]))
     return EXIT_DONE if advice is None or advice.ways else EXIT_NOTHING_FITS

@@ -1,12 +1,14 @@
 """What `autotune plan` does for several devices: a row each, and which to take."""
 
-import re
+import dataclasses
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from autotune.cli.command import echo, print_json
+from autotune.cli.job_options import write_result
 from autotune.cli.planned_job import PlannedJob, scratch_folder, shown_progress
-from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS, user_error
+from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS, UserError
 
 _WIDTH = 80
 
@@ -18,6 +20,7 @@ def compare(
     deadline: str | None,
     at_most: str | None,
     *,
+    record: Path | None,
     as_json: bool,
 ) -> int:
     """Print the best configuration on each machine, with time and money; return the exit code.
@@ -31,48 +34,61 @@ def compare(
 
     machines = machines_of(devices)
     priced = None if prices is None else prices_of(prices)
-    limits = report.Limits(most_s=_time(deadline), most_money=_money(at_most, priced))
+    try:
+        limits = report.limits_of(deadline, at_most, priced)
+    except UserError as error:
+        raise UserError(*map(_as_option, error.problems)) from None
     open_tuning = planned.leaves_tuning_open
     answers: dict[str, dict[str, Any]] = {}
     some_keep_limits = False
-    for tuning in ("lora", "full") if open_tuning else (None,):
-        job, definition = planned.loaded_for_machines(tuning)
-        with scratch_folder() as folder, shown_progress() as progress:
-            rows = report.machine_rows(
-                job, definition, folder, machines, assume=planned.assume, progress=progress
-            )
-        made = report.offers(rows, priced, limits)
-        some_keep_limits |= any(offer.within for offer in made)
-        lines = list(report.machine_lines(rows, made, priced, limits))
-        lines += report.closing_lines(job, made)
-        answers[job.tuning] = report.machines_plain(rows, made, lines)
-        if not as_json:
-            _print(job.tuning if open_tuning else None, lines, made)
-            if made or not open_tuning:
-                _print_table(list(report.machine_cells(rows, made, priced)))
+    with shown_progress(record) as progress:
+        for tuning in ("lora", "full") if open_tuning else (None,):
+            job, definition = planned.loaded_for_machines(tuning)
+            with scratch_folder() as folder:
+                rows = report.machine_rows(
+                    job, definition, folder, machines, assume=planned.assume, progress=progress
+                )
+            made = report.offers(rows, priced, limits)
+            some_keep_limits |= any(offer.within for offer in made)
+            lines = list(report.machine_lines(rows, made, priced, limits))
+            lines += report.closing_lines(job, made)
+            answers[job.tuning] = report.machines_plain(rows, made, lines, priced)
+    assumed = list(planned.assumed)
+    first, *others = answers.values()
+    plain = {**first, "assumed": assumed, "other_tuning": next(iter(others), None)}
+    if record is not None:
+        write_result(record, plain)
     if as_json:
-        first, *others = answers.values()
-        print_json(
-            {**first, "assumed": list(planned.assumed), "other_tuning": next(iter(others), None)}
-        )
+        print_json(plain)
     else:
-        for assumed in planned.assumed:
-            echo(textwrap.fill(f"Assumed: {assumed}.", _WIDTH, break_on_hyphens=False))
+        for tuning, answer in answers.items():
+            _print(tuning if open_tuning else None, answer)
+        for text in assumed:
+            echo(textwrap.fill(f"Assumed: {text}.", _WIDTH, break_on_hyphens=False))
     return EXIT_DONE if some_keep_limits else EXIT_NOTHING_FITS
 
 
-def _print(tuning: str | None, lines: list[str], made: Any) -> None:
+def _as_option(problem: Any) -> Any:
+    return dataclasses.replace(problem, where=f"--{problem.where.replace('_', '-')}")
+
+
+def _print(tuning: str | None, answer: dict[str, Any]) -> None:
+    """Print a plan; of a tuning that is one of two without its table where nothing is safe."""
     from autotune.report.words import tuning_text
 
+    is_safe = any(one["safe"] and one["job_s"] is not None for one in answer["machines"])
     head = "" if tuning is None else f"{tuning_text(tuning)}: "
-    for number, line in enumerate(lines):
+    for number, line in enumerate(answer["lines"]):
         echo(textwrap.fill(f"{head if number == 0 else ''}{line}", _WIDTH, break_on_hyphens=False))
-    if made:
+    if is_safe:
         echo("")
+    if is_safe or tuning is None:
+        print_table(answer["table"])
 
 
-def _print_table(cells: list[list[str]]) -> None:
+def print_table(table: dict[str, Any]) -> None:
     """Print a table, and what its signs mean; its last column is cut at the width of the page."""
+    cells = [table["heads"], *table["rows"]]
     widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]) - 1)]
     for row in cells:
         figures = [
@@ -81,46 +97,6 @@ def _print_table(cells: list[list[str]]) -> None:
         ]
         line = "  ".join([*figures, row[-1]]).rstrip()
         echo(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…")
-    signs = {
-        "ckpt: gradient checkpointing": any("ckpt" in row[-1] for row in cells),
-        "*: none is faster and cheaper": any(row[0] for row in cells),
-        ">: at least": any(text.startswith(">") for row in cells for text in row[:-1]),
-    }
-    if any(signs.values()):
-        echo("; ".join(text for text, is_there in signs.items() if is_there))
+    if table["notes"]:
+        echo("; ".join(table["notes"]))
     echo("")
-
-
-def _time(text: str | None) -> float | None:
-    from autotune.units import parse_seconds
-
-    if text is None:
-        return None
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise user_error(str(error), where="--deadline", hint="such as `20h` or `90m`") from None
-
-
-def _money(text: str | None, prices: Any) -> float | None:
-    if text is None:
-        return None
-    number = re.fullmatch(r"[$€£]?\s*([0-9]+(?:\.[0-9]+)?)\s*[^\s\d.,]{0,3}", text.strip())
-    if number is None or float(number[1]) <= 0:
-        raise user_error(
-            f"`{text}` is not an amount above 0", where="--at-most", hint="such as `50$`"
-        )
-    if prices is None:
-        raise user_error(
-            "no prices are known",
-            where="--at-most",
-            hint="add `--prices FILE` (a line a kind: `h100: 2.50`), or `--prices listed`",
-        )
-    signs = re.sub(r"[\d.\s]", "", text)
-    if signs and signs != prices.currency:
-        raise user_error(
-            f"`{text}` is in {signs}, but the prices are in {prices.currency}",
-            where="--at-most",
-            hint=f"write `{number[1]}{prices.currency}`, or `currency: {signs}` in the price file",
-        )
-    return float(number[1])

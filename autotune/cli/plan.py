@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.command import echo, guarded, print_json
+from autotune.cli.command import echo, guarded, print_json, say
 from autotune.cli.job_options import all_sets, record_option, write_result
 from autotune.cli.machines import compare
 from autotune.cli.planned_job import (
@@ -92,27 +92,29 @@ def command(
     bare config.json goes along.
     """
     planned = PlannedJob.of(options)
-    asked = {"--prices": prices, "--deadline": deadline, "--at-most": at_most}
+    asked = {"prices": prices, "deadline": deadline, "at_most": at_most}
     machines = planned.several or (planned.device if any(asked.values()) else None)
-    if machines is not None and server is None:
-        _refuse_beside_several(emit=emit, record=record, only_default=only_default, every=every)
-        return compare(planned, machines, *asked.values(), as_json=as_json)
-    _refuse_without_several(asked)
     if server is not None:
-        return _by_server(server, planned, emit, as_json, only_default)
+        machines = machines and planned.device  # what is here does not count there
+    _refuse_together(machines, asked, {"emit": emit, "only-default": only_default, "all": every})
+    if server is not None:
+        return _by_server(server, planned, emit, as_json, only_default=only_default, **asked)
+    if machines is not None:
+        return compare(planned, machines, *asked.values(), record=record, as_json=as_json)
     refuse_used_folder(emit)
     job, answer, other = _planned(
         planned, record, only_default=only_default, every=every, trace_all=trace_all
     )
+    from autotune.cli.views.plan import plan_plain, plan_view
+
     bundle = None if emit is None else _emitted(answer, job, emit)
     chosen = [pair for pair in answer.ranked() if pair[1].fits or not fits][:top]
+    plain = plan_plain(answer, chosen, other, bundle, fits=fits, top=top)
     if record is not None:
-        _keep(answer, job, record, _plain(answer, chosen, bundle, other))
+        _keep(answer, job, record, plain)
     if as_json:
-        print_json(_plain(answer, chosen, bundle, other))
+        print_json(plain)
     else:
-        from autotune.cli.views.plan import plan_view
-
         command = _next_step(planned, job.tuning, None if bundle is None else emit)
         view = plan_view(answer, chosen, command=command, every=every, fits=fits, top=top)
         _print([*view, *_other_words(other)], every, bundle)
@@ -172,24 +174,19 @@ def _other_words(other: tuple[str, Any] | None) -> list[str]:
     return [] if other is None else [f"{escape(other_tuning_line(*other))}\n"]
 
 
-def _refuse_without_several(options: dict[str, str | None]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise user_error(
-                "it compares machines, but no device is named",
-                where=option,
-                hint="name some with `--device h100,l40s`, or `--device all`",
-            )
-
-
-def _refuse_beside_several(**options: Any) -> None:
-    for name, value in options.items():
+def _refuse_together(
+    machines: str | None, asked: dict[str, str | None], alone: dict[str, Any]
+) -> None:
+    """Refuse options of one device beside several machines, and those of machines beside none."""
+    several = machines is not None
+    what = "it compares machines, but no device is named"
+    hint = "name some with `--device h100,l40s`, or `--device all`"
+    if several:
+        what = "it is of one device, but several are compared"
+        hint = "name one device in --device, or leave it out"
+    for name, value in (alone if several else asked).items():
         if value:
-            raise user_error(
-                "it is of one device, but several are compared",
-                where=f"--{'all' if name == 'every' else name.replace('_', '-')}",
-                hint="name one device in --device, or leave it out",
-            )
+            raise user_error(what, where=f"--{name.replace('_', '-')}", hint=hint)
 
 
 def _code(answer: Any) -> int:
@@ -198,20 +195,23 @@ def _code(answer: Any) -> int:
 
 
 def _by_server(
-    server: str, planned: PlannedJob, emit: Path | None, as_json: bool, only_default: bool
+    server: str, planned: PlannedJob, emit: Path | None, as_json: bool, **asked: Any
 ) -> int:
+    from autotune.facts.prices import LISTED
     from autotune.space.job_file.flags import completed
 
-    refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit", "only_default"})
-    planned.refuse_several()
+    refuse_local({*JOB, "device", "devices", "nodes", "stack", "emit", *asked})
+    if asked["prices"] not in (None, LISTED):
+        what = f"a service does not take your file of prices: `{asked['prices']}`"
+        hint = f"write `--prices {LISTED}`, or leave out --server"
+        raise user_error(what, where="--prices", hint=hint)
     sets = all_sets(planned.all_sets(), planned.flags)
     if planned.job is None:
-        sets, _ = completed(sets)
-    stack = "any" if planned.assume else INSTALLED
-    there = {"device": planned.device, "stack": stack}
-    return plan_there(
-        server, planned.job, sets, emit=emit, as_json=as_json, only_default=only_default, **there
-    )
+        sets, assumed = completed(sets)
+        for text in assumed:
+            say(f"assumed: {text}")
+    asked |= {"device": planned.device, "stack": "any" if planned.assume else INSTALLED}
+    return plan_there(server, planned.job, sets, emit=emit, as_json=as_json, **asked)
 
 
 def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
@@ -221,20 +221,6 @@ def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
     write_result(record, plain)
     if unsafe_reason(answer) is None:
         emit_plan(answer, job, record / "bundle")
-
-
-def _plain(
-    answer: Any, chosen: Any, bundle: Path | None, other: tuple[str, Any] | None
-) -> dict[str, Any]:
-    """Return the plan as JSON data, with the other tuning and where its bundle is."""
-    from autotune.cli.views.plan import plan_plain
-    from autotune.report.plan_answer import other_tuning_plain
-
-    return {
-        **plan_plain(answer, chosen),
-        "other_tuning": None if other is None else other_tuning_plain(*other),
-        "bundle": None if bundle is None else str(bundle),
-    }
 
 
 def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:

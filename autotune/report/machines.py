@@ -2,11 +2,13 @@
 that are kept."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import user_error
 from autotune.facts.machines import Machine
 from autotune.facts.prices import Prices
 from autotune.job.job import Job, KnobValue
@@ -21,7 +23,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.space.trl_config import DEFAULTS
-from autotune.units import format_bytes, format_seconds, format_speed
+from autotune.units import format_bytes, format_seconds, format_speed, parse_seconds
 
 SCHEMA = 1
 
@@ -68,6 +70,36 @@ class Limits:
 
     most_s: float | None = None
     most_money: float | None = None
+
+
+def limits_of(deadline: str | None, at_most: str | None, prices: Prices | None) -> Limits:
+    """Return the limits that texts say, such as `20h` and `50$`.
+
+    Raises:
+        UserError: one says none, or money without prices in that currency.
+    """
+    try:
+        most_s = None if deadline is None else parse_seconds(deadline)
+    except ValueError as error:
+        hint = "such as `20h` or `90m`"
+        raise user_error(str(error), where="deadline", hint=hint) from None
+    return Limits(most_s=most_s, most_money=None if at_most is None else _amount(at_most, prices))
+
+
+def _amount(text: str, prices: Prices | None) -> float:
+    number = re.fullmatch(r"[$€£]?\s*([0-9]+(?:\.[0-9]+)?)\s*[^\s\d.,]{0,3}", text.strip())
+    if number is None or float(number[1]) <= 0:
+        what = f"`{text}` is not an amount above 0"
+        raise user_error(what, where="at_most", hint="such as `50$`")
+    if prices is None:
+        hint = "add `--prices FILE` (a line a kind: `h100: 2.50`), or `--prices listed`"
+        raise user_error("no prices are known", where="at_most", hint=hint)
+    signs = re.sub(r"[\d.\s]", "", text)
+    if signs and signs != prices.currency:
+        what = f"`{text}` is in {signs}, but the prices are in {prices.currency}"
+        hint = f"write `{number[1]}{prices.currency}`, or `currency: {signs}` in the price file"
+        raise user_error(what, where="at_most", hint=hint)
+    return float(number[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,9 +343,13 @@ def count_lines(rows: Sequence[MachineRow]) -> Iterator[str]:
 
 
 def machines_plain(
-    rows: Sequence[MachineRow], made: Sequence[Offer], lines: Sequence[str]
+    rows: Sequence[MachineRow],
+    made: Sequence[Offer],
+    lines: Sequence[str],
+    prices: Prices | None = None,
 ) -> dict[str, Any]:
     """Return the JSON data of a plan for several machines."""
+    heads, *cells = machine_cells(rows, made, prices)
     offered = {offer.row.machine: offer for offer in made}
 
     def plain(row: MachineRow) -> dict[str, Any]:
@@ -321,7 +357,12 @@ def machines_plain(
         money = None if offer is None else offer.money
         return {**vars(row), "money": money, "best": offer is not None and offer.best}
 
-    return {"schema": SCHEMA, "lines": list(lines), "machines": [plain(row) for row in rows]}
+    return {
+        "schema": SCHEMA,
+        "lines": list(lines),
+        "machines": [plain(row) for row in rows],
+        "table": {"heads": heads, "rows": cells, "shared": "", "notes": signs(cells)},
+    }
 
 
 def machine_cells(
@@ -340,6 +381,16 @@ def machine_cells(
         money = "-" if offer is None or offer.money is None else f"{offer.money:.2f}"
         cost = [] if prices is None else [money]
         yield [mark, row.machine, hours, *cost, *_figures(row)]
+
+
+def signs(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return what the signs mean that stand in the rows of a table."""
+    meanings = {
+        "ckpt: gradient checkpointing": any("ckpt" in row[-1] for row in cells),
+        "*: none is faster and cheaper": any(row[0] for row in cells),
+        ">: at least": any(text.startswith(">") for row in cells for text in row[:-1]),
+    }
+    return [text for text, is_there in meanings.items() if is_there]
 
 
 def _figures(row: MachineRow) -> list[str]:

@@ -4,68 +4,84 @@ into a work."""
 import copy
 import dataclasses
 import json
+import logging
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from autotune.errors import AutotuneError, Problem, UserError
-from autotune.facts.device_kinds import find_kind
+from autotune.facts.device_kinds import DeviceKind, find_kind
+from autotune.facts.machines import machines_of, names_several
+from autotune.facts.prices import LISTED, prices_of
 from autotune.job.job import Job
-from autotune.job.yaml_file import Path_, parse_yaml, to_yaml
-from autotune.server.access.job_rules import CONFIG, PLACES, over_limits, refused_fields
-from autotune.server.access.untrusted import (
-    MOST_TEXT,
-    check_data,
-    check_text,
-    check_yaml,
-    model_config,
+from autotune.job.yaml_file import Path_
+from autotune.report.machines import limits_of
+from autotune.server.access.job_rules import (
+    CONFIG,
+    PLACES,
+    over_limits,
+    refused_fields,
+    with_places,
 )
+from autotune.server.access.untrusted import model_config
+from autotune.server.pasted import NAME, pasted, planned
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind, NewWork, Value
-from autotune.space.foreign.owner import refuse_foreign
-from autotune.space.job_file.load import Judged, judge_job
-from autotune.space.job_file.problems import (
-    Positions,
-    field_positions,
-    line_positions,
-    position_of,
-)
+from autotune.space.job_file.load import judge_job
+from autotune.space.job_file.problems import Positions, position_of
 from autotune.units import format_bytes
 
-_NAME = "job"
 _MOST_PROBLEMS = 100
 _REWARD = "accuracy_reward"
 """TRL's function that stands in for a refused one while the rest of the job is judged."""
 _MOST_MEMORY = 4 * 2**40
 """Bytes of a GPU: several times the largest."""
+_MOST_MACHINES = 24
+"""Machines that a service plans at once."""
+_LOG = logging.getLogger(__name__)
 
 
 class Submission(Value):
     """A job to plan or to run."""
 
     job: str | dict[str, Any]
-    """The job file as YAML text, or as an object."""
+    """The job file as YAML text, or as an object; a file of another tool (Axolotl, LLaMA-Factory,
+    TRL, Unsloth, torchtune) or a bare config.json is made into one."""
     model_config_json: str | dict[str, Any] | None = None
     """A config.json that the job names as `model: config.json`."""
-    device: str | None = Field(default=None, max_length=100)
-    """Of a plan: the GPU to plan for (`h200`, `RTX 3070`, `memory=24GiB`), or `cpu`; null: the
-    worker's own."""
+    device: str | None = Field(default=None, max_length=500)
+    """Of a plan: the GPU to plan for (`h200`, `RTX 3070`, `memory=24GiB`), or `cpu`; several to
+    compare them (`h100,4xl40s`, `all`); null: the worker's own."""
     devices: int | None = None
     """Of a plan: how many, in place of the job's."""
     nodes: int | None = None
     """Of a plan: on how many machines."""
+    prices: str | None = Field(default=None, max_length=100)
+    """Of a plan for several: `listed`, the dated table in the package; null: nothing is priced."""
+    deadline: str | None = Field(default=None, max_length=20)
+    """Of a plan for several: the time that the training may take, such as `20h`."""
+    at_most: str | None = Field(default=None, max_length=20)
+    """Of a plan for several: the money that it may cost, such as `50$`."""
     stack: str = "any"
     """Of a plan: `any` package that its GPU can use, or only those that are `installed`."""
     only_default: bool = False
     """Of a plan: the default candidate alone, pinned knobs as pinned."""
-    priority: int = 0
-    """The higher goes first; from -10 to 10."""
     parent: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
     """The work that this is a variation of."""
+
+    @property
+    def limits(self) -> list[str]:
+        """The names of the fields that compare machines."""
+        return [name for name in ("prices", "deadline", "at_most") if getattr(self, name)]
+
+    @property
+    def compares(self) -> bool:
+        """True if it compares machines, be it one."""
+        return bool(self.device) and (names_several(self.device) or bool(self.limits))
 
 
 def accepted(
@@ -84,57 +100,80 @@ def accepted(
         UserError: all problems of it. What the operator does not allow is not looked at: whether a
             file exists is not revealed to those who may not name it.
     """
-    problems = [*_option_problems(kind, submission), *known]
-    config = None
-    if submission.model_config_json is not None:
-        try:
-            config = model_config(submission.model_config_json, CONFIG)
-        except UserError as error:
-            config, problems = "{}", [*error.problems, *problems]
+    config, problems = _sent_config(submission.model_config_json)
+    problems += [*_option_problems(kind, submission), *known]
     try:
-        data, text, positions = _parsed(submission.job)
-        _refuse_foreign(data)
+        came = pasted(submission.job, submission.devices, submission.nodes)
     except UserError as error:
         raise UserError(*error.problems, *problems) from None
-    rules = list(refused_fields(data, allowed, plan=kind == "plan", config=config is not None))
-    judged = _judged(_without(data, [path for path, _ in rules]), positions, rules, config)
-    job = judged.job
-    if job is not None:
-        rules += over_limits(job, allowed, kind, judged.unsound)
-    placed = [_placed(path, problem, positions) for path, problem in rules]
-    if job is None or placed or judged.problems or problems:
-        raise UserError(*[*placed, *judged.problems, *problems][:_MOST_PROBLEMS])
+    config, plan = came.config or config, kind == "plan"
+    lost: list[str] = []
+    sent = config is not None
+    data = with_places(came.data, allowed.folders, config=sent)
+    rules = list(refused_fields(data, allowed, plan=plan, config=sent))
+    if came.made and plan:
+        data, lost = planned(data, rules)
+        rules = list(refused_fields(data, allowed, plan=plan, config=sent))
+    with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
+        folder = Path(scratch)
+        if config is not None:
+            (folder / CONFIG).write_text(config, encoding="utf-8")
+        paths = [path for path, _ in rules]
+        unsound = {str(path[0]) for path in paths}
+        judged = judge_job(_without(data, paths), came.positions, NAME, folder, unsound)
+        job = judged.job
+        if job is not None:
+            rules += over_limits(job, allowed, kind, judged.unsound)
+        placed = [_placed(path, problem, came.positions) for path, problem in rules]
+        problems = [*placed, *(_without_folder(p, scratch) for p in judged.problems), *problems]
+        if job is None or problems:
+            raise UserError(*problems[:_MOST_PROBLEMS])
+        first = _first_line(job, submission) if plan else None
+    device = submission.device or ""
     return NewWork(
         kind=kind,
-        job=text,
+        job=came.file(data, lost),
         model_config_json=config,
         arguments=_arguments(submission),
         method=job.method,
         model=_model_name(job.model, config),
-        device=submission.device or "",
+        device=device if len(device) <= 128 else f"{device[:127]}…",
         device_kind=job.devices.kind,
         device_count=job.devices.count,
-        priority=submission.priority,
         submitter=submitter,
         parent=submission.parent,
+        first_line=first,
     )
 
 
-def _parsed(job: str | dict[str, Any]) -> tuple[dict[str, Any], str, Positions]:
-    """Return the job as data, as text, and the position of each part: a line of the text that came,
-    or its field.
+def _sent_config(config: str | dict[str, Any] | None) -> tuple[str | None, list[Problem]]:
+    """Return the config.json that came with a job, and what is wrong with it."""
+    try:
+        return None if config is None else model_config(config, CONFIG), []
+    except UserError as error:
+        return "{}", list(error.problems)
 
-    Raises:
-        UserError: it is too large, or not plain.
-    """
-    if isinstance(job, str):
-        check_yaml(job, _NAME)
-        data, lines = parse_yaml(job, _NAME)
-        check_data(data, _NAME)
-        return data, job, line_positions(lines, _NAME)
-    check_data(job, _NAME)
-    check_text(json.dumps(job), _NAME, MOST_TEXT)
-    return job, to_yaml(job), field_positions(dict.fromkeys(Job.model_fields) | job)
+
+def _first_line(job: Job, submission: Submission) -> str | None:
+    """Return the best choice by formula, in words; None: there is none. Nothing that goes wrong
+    here is wrong with the job."""
+    device = submission.device
+    if not device or device == "cpu" or submission.compares or submission.only_default:
+        return None
+    from autotune.plan.first_estimate import first_estimate
+    from autotune.report.progress_lines import first_text
+    from autotune.space.definition import load_definition
+
+    counts = {"count": submission.devices, "nodes": submission.nodes}
+    counts = {name: count for name, count in counts.items() if count is not None}
+    job = job.model_copy(update={"devices": job.devices.model_copy(update=counts)})
+    try:
+        definition, assume = load_definition(job.method), submission.stack == "any"
+        first = first_estimate(job, definition, find_kind(device), assume=assume)
+        return None if first is None else first_text(first)
+    except Exception:
+        _LOG.exception("there is no first line by formula")
+        return None
 
 
 def _placed(path: Path_, problem: Problem, positions: Positions) -> Problem:
@@ -159,85 +198,75 @@ def _without(data: dict[str, Any], paths: Sequence[Path_]) -> dict[str, Any]:
     return left
 
 
-def _refuse_foreign(data: dict[str, Any]) -> None:
-    """Refuse another tool's file as a whole, before its fields are judged.
-
-    Raises:
-        UserError: it is one.
-    """
-    try:
-        refuse_foreign(data, _NAME)
-    except UserError as error:
-        first = error.problems[0]
-        hint = (first.hint or "").replace(
-            f"names this file: `model: ./{_NAME}`",
-            f"says `model: {CONFIG}`, and let this come with it as its {CONFIG}",
-        )
-        raise UserError(dataclasses.replace(first, hint=hint)) from None
-
-
-def _judged(
-    data: dict[str, Any],
-    positions: Positions,
-    rules: Sequence[tuple[Path_, Problem]],
-    config: str | None,
-) -> Judged:
-    """Judge the job by its own rules, in a folder that holds only the config that came with it."""
-    with tempfile.TemporaryDirectory(prefix="autotune-job-") as scratch:
-        folder = Path(scratch)
-        if config is not None:
-            (folder / CONFIG).write_text(config, encoding="utf-8")
-        unsound = {str(path[0]) for path, _ in rules}
-        judged = judge_job(data, positions, _NAME, folder, unsound)
-    shown = [without_folder(problem, scratch) for problem in judged.problems]
-    return dataclasses.replace(judged, problems=shown)
-
-
-def _option_problems(kind: Kind, submission: Submission) -> list[Problem]:
-    problems = []
-    if submission.device and submission.device != "cpu":
-        problems += _device_problems(submission.device)
+def _option_problems(kind: Kind, submission: Submission) -> Iterator[Problem]:
+    if submission.compares:
+        yield from _machine_problems(submission)
+    elif submission.device and submission.device != "cpu":
+        yield from _kind_problems(submission.device)
+    elif submission.limits:
+        hint = "name some: `h100,l40s`, or `all`"
+        yield Problem(where="device", what="machines are compared, but none is named", hint=hint)
     if submission.stack not in ("any", "installed"):
-        problems.append(Problem(where="stack", what="must be `any` or `installed`"))
+        yield Problem(where="stack", what="must be `any` or `installed`")
     for name, most in (("devices", 4096), ("nodes", 1024)):
         value = getattr(submission, name)
         if value is not None and not 1 <= value <= most:
-            problems.append(Problem(where=name, what=f"must be from 1 to {most}, but got {value}"))
-    if not -10 <= submission.priority <= 10:
-        what = f"must be from -10 to 10, but got {submission.priority}"
-        problems.append(Problem(where="priority", what=what))
+            yield Problem(where=name, what=f"must be from 1 to {most}, but got {value}")
     if kind == "run" and (submission.device or submission.devices or submission.nodes):
         what = "a run measures on the worker's own devices"
         hint = "leave device, devices and nodes out; `devices:` of the job says how many"
-        problems.append(Problem(where="device", what=what, hint=hint))
-    return problems
+        yield Problem(where="device", what=what, hint=hint)
 
 
-def _device_problems(device: str) -> list[Problem]:
+def _kind_problems(device: str) -> Iterator[Problem]:
     try:
-        kind = find_kind(device)
+        yield from _too_large([find_kind(device)])
     except AutotuneError as error:
-        return [dataclasses.replace(p, where="device") for p in error.problems]
-    if kind.memory_bytes <= _MOST_MEMORY:
-        return []
-    what = f"no GPU has {format_bytes(kind.memory_bytes)}"
-    hint = f"give what one GPU has, at most {format_bytes(_MOST_MEMORY)}"
-    return [Problem(where="device", what=what, hint=hint)]
+        yield from (dataclasses.replace(p, where="device") for p in error.problems)
+
+
+def _too_large(kinds: Sequence[DeviceKind]) -> Iterator[Problem]:
+    for kind in kinds:
+        if kind.memory_bytes > _MOST_MEMORY:
+            what = f"no GPU has {format_bytes(kind.memory_bytes)}"
+            hint = f"give what one GPU has, at most {format_bytes(_MOST_MEMORY)}"
+            yield Problem(where="device", what=what, hint=hint)
+
+
+def _machine_problems(submission: Submission) -> Iterator[Problem]:
+    try:
+        machines = machines_of(submission.device or "")
+        yield from _too_large([machine.kind for machine in machines])
+        if len(machines) > _MOST_MACHINES:
+            what = f"{len(machines)} machines are named, and at most {_MOST_MACHINES} are planned"
+            yield Problem(where="device", what=what, hint="name fewer")
+    except UserError as error:
+        yield from (dataclasses.replace(p, where="device") for p in error.problems)
+    if submission.only_default:
+        what = "it is of one device, but several are compared"
+        yield Problem(where="only_default", what=what, hint="name one device, or leave it out")
+    if submission.prices not in (None, "", LISTED):
+        what = f"`{submission.prices}`: a service knows the `{LISTED}` prices alone"
+        hint = f"write `{LISTED}`; `autotune plan` on your machine takes a file of prices"
+        yield Problem(where="prices", what=what, hint=hint)
+    if submission.at_most and not submission.prices:
+        hint = f"add `prices: {LISTED}`"
+        yield Problem(where="at_most", what="no prices are known", hint=hint)
+    for deadline, at_most in ((submission.deadline, None), (None, submission.at_most)):
+        try:
+            limits_of(deadline, at_most, prices_of(LISTED))
+        except UserError as error:
+            yield from error.problems
 
 
 def _arguments(submission: Submission) -> list[str]:
     """Return the arguments of `autotune plan`. Each value is part of its own argument, so that none
     can begin an option."""
-    arguments = []
-    for name in ("device", "devices", "nodes"):
-        value = getattr(submission, name)
-        if value not in (None, ""):
-            arguments.append(f"--{name}={value}")
-    if submission.stack == "installed":
-        arguments.append("--stack=installed")
-    if submission.only_default:
-        arguments.append("--only-default")
-    return arguments
+    named = ("device", "devices", "nodes", "prices", "deadline", "at_most")
+    values = ((name.replace("_", "-"), getattr(submission, name)) for name in named)
+    arguments = [f"--{name}={value}" for name, value in values if value not in (None, "")]
+    arguments += ["--stack=installed"] if submission.stack == "installed" else []
+    return arguments + (["--only-default"] if submission.only_default else [])
 
 
 def _model_name(model: str, config: str | None) -> str:
@@ -248,7 +277,7 @@ def _model_name(model: str, config: str | None) -> str:
     return (model if len(parts) <= 2 else str(Path(*parts[-2:])))[:256]
 
 
-def without_folder(problem: Problem, folder: str) -> Problem:
+def _without_folder(problem: Problem, folder: str) -> Problem:
     """Return a problem without the name of a folder that was made for a check."""
 
     def clean(text: str) -> str:

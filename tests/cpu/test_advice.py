@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autotune.cli.views.plan_schema import PlanJson
+from scripts.plan_schema import PlanJson
 from tests.cpu.conftest import LLAMA, Command, write_model
 
 pytestmark = pytest.mark.nightly("documents")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.cli.views.plan_schema import PlanJson
 from autotune.plan.machines import BEST
 from autotune.plan.plan import plan
 from autotune.report import machines as report
 from autotune.space.job_file.load import load_job
+from scripts.plan_schema import MachinesJson, PlanJson
 from tests.cpu.conftest import LLAMA, Command, write_model
 
 PINS = {
@@ -126,7 +126,7 @@ def test_rows_are_remembered(job: Job, several: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_programs_get_a_row_a_machine(several: Any) -> None:
-    assert several.keys() == {"schema", "lines", "machines", "assumed", "other_tuning"}
+    MachinesJson.model_validate_json(json.dumps(several))
     assert several["schema"] == report.SCHEMA and several["other_tuning"] is None
     for row in several["machines"]:
         assert row.keys() == {*report.MachineRow.__dataclass_fields__, "money", "best"}

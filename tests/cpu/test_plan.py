@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.cli.views.plan_schema import PlanJson
 from autotune.facts.stack import fused_head, installed
 from autotune.plan.questions import ways
 from autotune.plan.trace_choice import FIRST, SLOWER
 from autotune.run.past_run import reopen
 from autotune.space.sharding.sharding import SHARDING_KNOBS
+from scripts.plan_schema import PlanJson
 from tests.cpu.conftest import LLAMA, Command, write_model
 from tests.cpu.test_run import write_job
 

@@ -75,11 +75,20 @@ class SimulatedWorker:
         """Take the run that waits, and say its path."""
         self.work = self._call("POST", "lease", json={"worker": GPU, "kinds": ["run"]})
         self.said = 0
+        return self.path
+
+    @property
+    def path(self) -> str:
+        """The page of the run."""
         return f"/runs/{self.work['id']}"
 
     def say(self, kind: str, **data: Any) -> None:
         """Something happens."""
         self._send([(kind, data)])
+
+    def say_line(self, text: str) -> None:
+        """Its command prints a line."""
+        self.say("line", text=text)
 
     def replay(self, run: FinishedRun) -> str:
         """Ask for a run, let happen all that happened in another, and say its path."""
@@ -115,10 +124,16 @@ class SimulatedWorker:
         data = {"estimate": None, "probe": number, "knobs": all_knobs, "measurement": measurement}
         self.say("probed", **data)
 
-    def end(self, exit_code: int, error: str = "", result: dict[str, Any] | None = None) -> None:
+    def end(
+        self,
+        exit_code: int,
+        error: str = "",
+        result: dict[str, Any] | None = None,
+        text: str = "",
+    ) -> None:
         """It ends."""
         ending = {"attempt": self.work["attempt"], "exit_code": exit_code, "error": error}
-        body = {"worker": GPU["name"], "ending": {**ending, "result": result}}
+        body = {"worker": GPU["name"], "ending": {**ending, "result": result, "text": text}}
         self._call("POST", f"works/{self.work['id']}/ending", json=body)
 
     def keep_file(self, name: str, content: bytes) -> None:

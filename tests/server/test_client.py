@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,10 @@ from autotune import client
 from autotune.cli.remote import unpack
 from autotune.client import TOKEN, Client
 from autotune.errors import MachineError, UserError
+from scripts.plan_schema import MachinesJson
+from tests.cpu.conftest import LLAMA, Command, write_model
+from tests.cpu.test_machines import PINS
+from tests.server.conftest import Served
 from tests.unit.calling import call
 
 WORK = {"kind": "run", "id": "0" * 16}
@@ -120,6 +123,41 @@ def breaks_off(status: int, content_type: str) -> Answer:
         request.close_connection = True
 
     return answer
+
+
+def test_a_plan_is_followed_waited_for_and_fetched(service_url: Served) -> None:
+    small = write_model(service_url.models / "followed", LLAMA)
+    job = {"model": str(small), "dataset": {"lengths": {"max": 64}}, "max_length": 64}
+    asking = Client(service_url.url)
+    plan = asking.submit("plan", {**job, "global_batch_size": 8}, device="h200", only_default=True)
+    events = list(asking.follow(plan))
+    done = asking.wait(plan, events[-1]["number"])
+    assert (done["state"], done["outcome"], done["events"]) == ("done", "fits", len(events))
+    assert [event["number"] for event in events] == [*range(1, len(events) + 1)]
+    assert "h200" in done["text"].lower() and done["result"]["table"]["rows"] == []
+    names = zipfile.ZipFile(io.BytesIO(asking.bundle(done))).namelist()
+    assert "bundle/launch.sh" in names
+
+
+def test_a_service_prints_of_several_machines_what_the_command_does(
+    service_url: Served, tmp_path: Path
+) -> None:
+    small = write_model(service_url.models / "compared", LLAMA)
+    pins = {"per_device_train_batch_size": 1, "optim": "adamw_torch_fused", "loss_type": "nll"}
+    job = {"model": str(small), "dataset": {"lengths": {"max": 64}}, "max_length": 64}
+    text = json.dumps({**job, "global_batch_size": 2, "fixed": {**PINS, **pins}})
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    autotune, server = Command(tmp_path), ("--server", service_url.url)
+    asked = ("plan", "job.yaml", "--device", "h100,l40s", "--prices", "listed")
+    there = autotune(*asked, "--deadline", "20h", *server)
+    assert there == autotune(*asked, "--deadline", "20h") and "money" in there
+    work = Client(service_url.url).list("plan")["items"][0]
+    assert (work["device"], work["outcome"]) == ("h100,l40s", "fits")
+    found = json.loads(autotune(*asked, "--at-most", "0.000001$", *server, "--json", expect=1))
+    assert found["lines"][0].startswith("Nothing keeps your limits")
+    assert json.loads(MachinesJson(**found).model_dump_json(by_alias=True)) == found
+    refused = autotune.refused(*asked[:-1], "mine.yaml", *server)
+    assert "--prices: a service does not take your file of prices" in refused
 
 
 def test_no_event_is_lost_or_doubled_however_often_the_connection_is(fake: Fake) -> None:
@@ -327,44 +365,3 @@ def refused_by_machine(*arguments: object) -> None:
     result = call(*arguments)
     assert result.exit_code == 3 and result.stdout == "", result.output
     assert "error: http://127.0.0.1" in result.stderr and "Traceback" not in result.stderr
-
-
-def drips(start: bytes, each: bytes) -> Answer:
-    """What comes for ever, so much at a time."""
-
-    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        request.close_connection = True
-        request.wfile.write(start)
-        try:
-            while True:
-                request.wfile.write(each)
-                time.sleep(0.05 if len(each) < 99 else 0)
-        except OSError:  # nobody listens any more
-            return
-
-    return answer
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-BODIES = {
-    "body": HEAD + b"\r\n",
-    "length": HEAD + b"Content-Length: 99999999999\r\n\r\n",
-    "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n7fffffff\r\n",
-}
-
-
-@pytest.mark.parametrize("start", BODIES.values(), ids=BODIES)
-def test_an_answer_without_end_is_not_waited_for(
-    fake: Fake, start: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_WHOLE_S", 0.3)
-    monkeypatch.setattr(client, "_TIMEOUTS_S", (1.0, 0.3))
-    monkeypatch.setattr(client, "_MOST_BYTES", 2**20)
-    caller = Client(fake.url, patience_s=0.0)
-    for each in (b"0", b"0" * 2**16):
-        fake.answers = [drips(start, each)]
-        for ask in (lambda: caller.bundle(WORK), lambda: list(caller.follow(WORK))):
-            began = time.monotonic()
-            with pytest.raises(MachineError, match="does not answer|as the service does"):
-                ask()
-            assert time.monotonic() - began < 5

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import JustifyMethod, RenderableType
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.estimate.estimate import Estimate
-from autotune.plan.choices import leanness, shortened
+from autotune.plan.choices import Choice, leanness, shortened
 from autotune.plan.plan import Plan
 from autotune.report.advice import advice_plain
 from autotune.report.candidate_lines import describe
@@ -28,6 +29,7 @@ from autotune.report.plan_answer import (
     answer_plain,
     choice_row,
     next_line,
+    other_tuning_plain,
     plan_lines,
     shortfall_text,
     ways_out_lines,
@@ -42,9 +44,22 @@ Pair = tuple[Candidate, Estimate]
 Chosen = Sequence[Pair]
 
 
-def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
-    """Return what `autotune plan --json` prints."""
+def plan_plain(
+    plan: Plan,
+    chosen: Chosen,
+    other: tuple[str, Plan] | None = None,
+    bundle: Path | None = None,
+    *,
+    fits: bool = False,
+    top: int | None = None,
+) -> dict[str, Any]:
+    """Return what `autotune plan --json` prints; its table is of the choices that are shown.
+
+    Args:
+        other: the other tuning, with its plan.
+    """
     device = plan.facts.device
+    made = choice_table(plan, _shown(plan, fits, top)[0])
     return {
         "schema": SCHEMA,
         "device": {
@@ -62,13 +77,14 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "answer": None if plan.answer is None else answer_plain(plan, plan.answer),
         "advice": None if plan.advice is None else advice_plain(plan.advice),
         "lines": list(_spoken(plan)),
+        "table": asdict(made),
         "choices": [choice_row(plan, choice) for choice in plan.choices],
         "candidates": [
             {"knobs": candidate.knobs, "estimate": estimate.plain(), "fits": estimate.fits}
             for candidate, estimate in chosen
         ],
         "counts": _counts(plan),
-        "divisions": [division.plain() for division in divisions(plan.ranked(), plan.devices)],
+        "divisions": divisions(plan.ranked(), plan.devices),
         "packages": list(plan.packages),
         "not_estimated": [
             asdict(left_out)
@@ -81,6 +97,8 @@ def plan_plain(plan: Plan, chosen: Chosen) -> dict[str, Any]:
         "stopped": plan.stopped,
         "unfinished": plan.unfinished or 0,
         "seconds": plan.seconds,
+        "other_tuning": None if other is None else other_tuning_plain(*other),
+        "bundle": None if bundle is None else str(bundle),
     }
 
 
@@ -155,18 +173,26 @@ def _spoken(plan: Plan) -> Iterator[str]:
         yield from plan_lines(plan)
 
 
-def _choices(plan: Plan, fits: bool, top: int | None) -> Iterator[RenderableType]:
-    """Yield the table of choices; where nothing fits, only on request: the ways out stand above."""
-    if plan.answer is None and top is None:
-        return
+def _shown(plan: Plan, fits: bool, top: int | None) -> tuple[Sequence[Choice], int]:
+    """Return the choices that are shown, and how many more there are; none of a single candidate,
+    and where nothing fits only on request: the ways out stand above."""
+    if len(plan.space.candidates) == 1 or (plan.answer is None and top is None):
+        return (), 0
     folded = [choice for choice in plan.choices if choice.estimate.fits or not fits]
     shown = shortened(folded, top or ROWS, plan.devices)
+    return shown, len(folded) - len(shown)
+
+
+def _choices(plan: Plan, fits: bool, top: int | None) -> Iterator[RenderableType]:
+    """Yield the table of choices."""
+    shown, more = _shown(plan, fits, top)
     made = choice_table(plan, shown)
     if made.shared:
         yield f"\n{escape(made.shared)}"
-    yield choices_table(made)
-    if len(shown) < len(folded):
-        yield f"... and {len(folded) - len(shown)} more choices (--all: every candidate)\n"
+    if made.rows:
+        yield choices_table(made)
+    if more:
+        yield f"... and {more} more choices (--all: every candidate)\n"
     yield from (f"{escape(line)}\n" for line in made.notes)
 
 
@@ -280,51 +306,10 @@ def choices_table(made: ChoiceTable) -> Table:
     return table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Division:
-    """One way to divide the devices.
-
-    Attributes:
-        training: devices that train, one process on each.
-        generating: those of the server.
-        idle: the others.
-        candidates: how many train so.
-        fitting: how many of them fit, on both sides.
-        shown: the fastest that fits, or the leanest.
-        training_short_bytes: by how much the leanest is too large for each device that trains;
-            None: some candidate fits there.
-        server_short_bytes: the same of the server's.
-    """
-
-    training: int
-    generating: int
-    idle: int
-    candidates: int
-    fitting: int
-    shown: Pair
-    training_short_bytes: int | None
-    server_short_bytes: int | None
-
-    def plain(self) -> dict[str, Any]:
-        """Return the division as JSON data."""
-        candidate, estimate = self.shown
-        assert estimate.server is not None
-        return {
-            "training": self.training,
-            "generating": self.generating,
-            "idle": self.idle,
-            "candidates": self.candidates,
-            "fit": self.fitting,
-            "knobs": candidate.knobs,
-            "peak_memory_bytes": estimate.peak_memory_bytes,
-            "server": estimate.server.plain(),
-            "training_short_bytes": self.training_short_bytes,
-            "server_short_bytes": self.server_short_bytes,
-        }
-
-
-def divisions(pairs: Iterable[Pair], devices: int) -> list[Division]:
-    """Return every division among candidates, those that train on most devices first.
+def divisions(pairs: Iterable[Pair], devices: int) -> list[dict[str, Any]]:
+    """Return every division of the devices between training and a server, those that train on most
+    first: how many candidates train so, how many of them fit, and of the fastest that fits, or the
+    leanest, what each device takes.
 
     Args:
         pairs: every candidate with its estimate, the best first.
@@ -338,68 +323,58 @@ def divisions(pairs: Iterable[Pair], devices: int) -> list[Division]:
     return [_division(*key, groups[key], devices) for key in sorted(groups, reverse=True)]
 
 
-def _division(training: int, generating: int, members: list[Pair], devices: int) -> Division:
+def _division(training: int, generating: int, members: list[Pair], devices: int) -> dict[str, Any]:
     fitting = [pair for pair in members if pair[1].fits]
-    leanest = min(members, key=leanness)
-    servers = [
-        estimate.server.missing_bytes for _, estimate in members if estimate.server is not None
-    ]
-    return Division(
-        training=training,
-        generating=generating,
-        idle=devices - training - generating,
-        candidates=len(members),
-        fitting=len(fitting),
-        shown=fitting[0] if fitting else leanest,
-        training_short_bytes=_least(estimate.missing_bytes for _, estimate in members),
-        server_short_bytes=_least(servers),
-    )
+    candidate, estimate = fitting[0] if fitting else min(members, key=leanness)
+    servers = [one.server for _, one in members if one.server is not None]
+    assert estimate.server is not None
+    return {
+        "training": training,
+        "generating": generating,
+        "idle": devices - training - generating,
+        "candidates": len(members),
+        "fit": len(fitting),
+        "knobs": candidate.knobs,
+        "peak_memory_bytes": estimate.peak_memory_bytes,
+        "server": estimate.server.plain(),
+        "training_short_bytes": _least([one.missing_bytes for _, one in members]),
+        "server_short_bytes": _least([server.missing_bytes for server in servers]),
+    }
 
 
-def _least(shortfalls: Iterable[int | None]) -> int | None:
+def _least(shortfalls: Sequence[int | None]) -> int | None:
     """Return the least of what is missing; None: to some nothing is."""
-    values = list(shortfalls)
-    return None if None in values else min(value for value in values if value is not None)
+    missing = [value for value in shortfalls if value is not None]
+    return min(missing) if len(missing) == len(shortfalls) else None
 
 
-def divisions_table(divisions: Iterable[Division]) -> Table:
-    """Return a line for each division: how many candidates fit, what each device takes, and why
-    none fits."""
+def divisions_table(divisions: Iterable[dict[str, Any]]) -> Table:
+    """Return a line for each division, and why none fits."""
     table = Table(box=None, pad_edge=False)
     for name in ("train", "generate", "idle", "fit", "each that trains", "each that generates"):
         table.add_column(name, justify="right")
     table.add_column("why not")
-    for division in divisions:
-        _, estimate = division.shown
-        assert estimate.server is not None
-        needs = estimate.server
+    for one in divisions:
         table.add_row(
-            str(division.training),
-            str(division.generating),
-            str(division.idle),
-            f"{division.fitting} of {division.candidates}",
-            format_bytes(estimate.peak_memory_bytes),
-            f"{format_bytes(needs.needed_bytes)} of {format_bytes(needs.given_bytes)}",
-            escape("; ".join(why_not(division))),
+            *(str(one[name]) for name in ("training", "generating", "idle")),
+            f"{one['fit']} of {one['candidates']}",
+            format_bytes(one["peak_memory_bytes"]),
+            f"{format_bytes(one['server']['needed_bytes'])} of "
+            f"{format_bytes(one['server']['given_bytes'])}",
+            escape("; ".join(_short_of(one))),
         )
     return table
 
 
-def why_not(division: Division) -> Iterator[str]:
+def _short_of(division: dict[str, Any]) -> Iterator[str]:
     """Yield which side does not fit, and by how much; nothing where something fits."""
-    if division.training_short_bytes is not None:
-        shortfall = format_bytes(division.training_short_bytes)
-        yield f"training: the leanest is {shortfall} short on each GPU"
-    if division.server_short_bytes is not None:
-        _, estimate = division.shown
-        assert estimate.server is not None
-        weights = format_bytes(estimate.server.weights_bytes)
-        cache = format_bytes(estimate.server.cache_bytes or 0)
-        shortfall = format_bytes(division.server_short_bytes)
+    training, short = division["training_short_bytes"], division["server_short_bytes"]
+    if training is not None:
+        yield f"training: the leanest is {format_bytes(training)} short on each GPU"
+    if short is not None:
+        weights = format_bytes(division["server"]["weights_bytes"])
+        cache = format_bytes(division["server"]["cache_bytes"] or 0)
+        shortfall = format_bytes(short)
         yield f"server: {shortfall} short on each GPU (weights {weights}, caches {cache})"
-    if (
-        not division.fitting
-        and division.training_short_bytes is None
-        and division.server_short_bytes is None
-    ):
+    if not division["fit"] and training is None and short is None:
         yield "what fits the training does not fit the server, and the other way round"

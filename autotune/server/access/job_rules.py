@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.errors import Problem, UserError
 from autotune.facts.data_card import check_card
-from autotune.facts.known_models import known_model
+from autotune.facts.known_models import known_model, nearest_models
 from autotune.job.job import Job
 from autotune.job.yaml_file import Path_
 from autotune.server.settings import Allowed
@@ -280,11 +280,14 @@ def refused_place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> It
         if (why := _outside(value, allowed.folders)) is not None:
             yield Problem(where=field, what=f"`{field}: {shown}` {why}", hint=_hint(allowed))
     elif not allowed.hub:
-        what = f"`{field}: {shown}` would be looked for on the hub, which is not allowed here"
-        hint = "the operator allows it by `allowed: {hub: true}` in server.yaml"
-        if field == "dataset":
-            hint = "give its lengths: `{lengths: {max: 2048, p50: 300, p99: 1500}}`"
-        yield Problem(where=field, what=what, hint=hint)
+        what = f"`{field}: {shown}` is in no folder that jobs over HTTP may name"
+        hint = _hint(allowed)
+        if field != "dataset":
+            near = nearest_models(value) if plan else None
+            hint = hint if near is None else f"{near}; or {hint}"
+        else:
+            hint += "; or give its lengths: `{lengths: {max: 2048, p50: 300, p99: 1500}}`"
+        yield Problem(where=field, what=f"{what}, and the hub is not asked here", hint=hint)
     elif not _HUB_ID.fullmatch(value) or ".." in value:
         yield Problem(where=field, what=f"`{field}: {shown}` is not a hub id")
     elif field == "dataset" and "/" not in value:  # `json` and `text` mean files of the worker's
@@ -295,7 +298,39 @@ def refused_place(value: Any, field: str, allowed: Allowed, *, plan: bool) -> It
 def _hint(allowed: Allowed) -> str:
     if not allowed.folders:
         return "the operator lists folders under `allowed.folders` of server.yaml"
-    return f"give an absolute path under one of these folders: {', '.join(allowed.folders)}"
+    return f"name it by its path in one of these folders: {', '.join(allowed.folders)}"
+
+
+def with_places(job: dict[str, Any], folders: list[str], *, config: bool) -> dict[str, Any]:
+    """Return a job in which a relative path is that of the first allowed folder that has it.
+
+    Args:
+        config: whether a config.json came with it, which it may name so.
+    """
+    named = {field: job.get(field) for field in PLACES}
+    if config and named["model"] in (CONFIG, f"./{CONFIG}"):
+        del named["model"]
+    found = {field: _found(value, folders) for field, value in named.items()}
+    return {**job, **{field: place for field, place in found.items() if place is not None}}
+
+
+def _found(value: Any, folders: list[str]) -> str | None:
+    """Return a path in the folders; None: it is in none, or leads out of them."""
+    path = Path(value) if isinstance(value, str) else Path()
+    if path.is_absolute() or not path.parts or path.parts[0].startswith("~") or ".." in path.parts:
+        return None
+    places = (str(Path(folder) / path) for folder in folders)
+    return next((place for place in places if _is_there(place, folders)), None)
+
+
+def _is_there(place: str, folders: list[str]) -> bool:
+    """True if a file or a folder is there, links followed, that lies in an allowed folder."""
+    try:
+        real = Path(place).resolve()
+        inside = _is_below(real, [Path(folder).resolve() for folder in folders])
+        return inside and (real.is_file() or real.is_dir())
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _outside(value: str, folders: list[str]) -> str | None:

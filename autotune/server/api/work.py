@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.responses import HTMLResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -82,9 +82,7 @@ def _refused_when_full() -> Iterator[None]:
     try:
         yield
     except Full as full:
-        whose = " of yours" if full.whose == "each" else ""
-        hint = "wait for some to end, or cancel them"
-        raise problem(429, f"{full.most} works{whose} wait already", hint) from None
+        raise problem(429, str(full), "wait for some to end, or cancel them") from None
 
 
 def details(service: Service, id: str, kind: Kind | None = None) -> Details:
@@ -134,13 +132,12 @@ def router_of(kind: Kind) -> APIRouter:
         state: State | None = None,
         method: Annotated[str | None, Query(max_length=16, pattern=Text)] = None,
         text: Annotated[str | None, Query(max_length=100, pattern=Text)] = None,
-        submitter: Annotated[str | None, Query(max_length=64, pattern=Text)] = None,
         page: Annotated[int, Query(ge=1, le=100_000)] = 1,
         per_page: Annotated[int, Query(ge=1, le=200)] = PER_PAGE,
     ) -> Page:
         """Return a page of those that fit a filter. `text` is a part of a model's or a device's
         name."""
-        wanted = Filter(kind=kind, state=state, method=method, text=text, submitter=submitter)
+        wanted = Filter(kind=kind, state=state, method=method, text=text)
         total = service.works.count(wanted)
         items = service.works.search(wanted, page, per_page)
         return Page(items=items, page=page, pages=max(-(-total // per_page), 1), total=total)
@@ -157,7 +154,6 @@ def router_of(kind: Kind) -> APIRouter:
         dependencies=[Depends(room_for(kind))],
     )
     async def _follow(
-        request: Request,
         service: ServiceOf,
         _: Caller,
         id: Id,
@@ -169,7 +165,7 @@ def router_of(kind: Kind) -> APIRouter:
         async for event in stream(service.live, id, int(last_event_id or after)):
             yield event
 
-    _add_changes(router, kind)
+    _add_others(router, kind)
     return router
 
 
@@ -185,7 +181,13 @@ def room_for(kind: Kind) -> Callable[..., None]:
     return room
 
 
-def _add_changes(router: APIRouter, kind: Kind) -> None:
+def _add_others(router: APIRouter, kind: Kind) -> None:
+    @router.get("/{id}/bundle.zip", name=f"get_{kind}_bundle", response_class=Response)
+    def _bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
+        """Return the files of its answer; they say whether a launch has verified them."""
+        details(service, id, kind)
+        return file_response(service, id, "bundle.zip")
+
     @router.post("/{id}/cancel", name=f"cancel_{kind}")
     def _cancel(service: ServiceOf, _: Caller, id: Id) -> Details:
         """Cancel it: at once where it waits, else as Ctrl-C does."""
@@ -250,20 +252,6 @@ runs = router_of("run")
 def _resume(service: ServiceOf, _: Caller, id: Id) -> Details:
     """Go on with a run that was cancelled, has failed or measured nothing, where it was."""
     return resume(service, details(service, id, "run"))
-
-
-@runs.get("/{id}/bundle.zip", name="get_run_bundle", response_class=Response)
-def _bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """Return the bundle of a run, verified or not: its files say which."""
-    details(service, id, "run")
-    return file_response(service, id, "bundle.zip")
-
-
-@plans.get("/{id}/bundle.zip", name="get_plan_bundle", response_class=Response)
-def _plan_bundle(service: ServiceOf, _: Caller, id: Id) -> Response:
-    """Return the bundle of a plan's answer, marked as not verified."""
-    details(service, id, "plan")
-    return file_response(service, id, "bundle.zip")
 
 
 @runs.get(

@@ -7,11 +7,12 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from autotune.errors import machine_error, user_error
+from autotune.server.store.tables import Table
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "service_version"
@@ -63,7 +64,11 @@ def open_database(url: str) -> Database:
             config = Config()
             config.set_main_option("script_location", str(MIGRATIONS))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            if inspect(connection).has_table(VERSION_TABLE):
+                command.upgrade(config, "head")
+            else:
+                Table.metadata.create_all(connection)
+                command.stamp(config, "head")
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise machine_error(

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Row, bindparam, case, or_, select, update
 
+from autotune.errors import EXIT_DONE
 from autotune.server.store.database import Database
 from autotune.server.store.tables import FileRow, WorkerRow, WorkRow
 from autotune.server.store.values import (
@@ -26,7 +27,7 @@ from autotune.server.store.values import (
     as_json,
     kept_text,
 )
-from autotune.server.store.works import in_order, suits
+from autotune.server.store.works import suits
 
 LEASE_S = ALIVE_S
 DEATHS = 3
@@ -90,7 +91,7 @@ class Queue:
             WorkRow.kind.in_(kinds),
             suits(worker.device_kind, len(worker.devices)),
         )
-        first = wanted.order_by(*in_order()).limit(1).with_for_update(skip_locked=True)
+        first = wanted.order_by(WorkRow.created).limit(1).with_for_update(skip_locked=True)
         with self._database.writing() as session:
             row = session.scalar(first)
             if row is None:
@@ -175,7 +176,7 @@ def _conclude(row: WorkRow, ending: Ending) -> None:
     stopped = row.stop_wanted and ending.exit_code in STOPS
     done = ending.exit_code in ENDS
     row.state = "cancelled" if stopped else "done" if done else "failed"
-    outcome = result.get("outcome") or (_plan_outcome(result) if done else "")
+    outcome = result.get("outcome") or (_plan_outcome(ending.exit_code, result) if done else "")
     row.outcome = kept_text(outcome)[:32] if isinstance(outcome, str) else ""
     best = result.get("answer") or result.get("measurement")
     row.tokens_per_s = _number(best, "tokens_per_s")
@@ -193,8 +194,12 @@ def _number(data: Any, name: str) -> float | None:
     return value if known else None
 
 
-def _plan_outcome(result: Mapping[str, Any]) -> str:
-    return "fits" if result.get("answer") else "nothing_fits"
+def _plan_outcome(exit_code: int, result: Mapping[str, Any]) -> str:
+    """Return whether a plan fits; of several machines, whether it is safe on one, at any price."""
+    machines = result.get("machines")
+    machines = machines if isinstance(machines, list) else []
+    safe = any(isinstance(machine, dict) and machine.get("safe") is True for machine in machines)
+    return "fits" if safe or exit_code == EXIT_DONE else "nothing_fits"
 
 
 def _return(row: WorkRow, now: float) -> None:

@@ -18,7 +18,6 @@ class WorkRow(Table):
     """`plan` or `run`."""
     state: Mapped[str] = mapped_column(String(16))
     """`queued`, `running`, `done`, `failed`, `cancelled`."""
-    priority: Mapped[int] = mapped_column(Integer, default=0)
     submitter: Mapped[str] = mapped_column(String(64), default="")
     """The name of the token that it came with."""
     job: Mapped[str] = mapped_column(Text)
@@ -63,7 +62,7 @@ class WorkRow(Table):
     """The number of its events."""
 
     __table_args__ = (
-        Index("service_work_by_state", "state", "kind", "priority", "created"),
+        Index("service_work_by_state", "state", "kind", "created"),
         Index("service_work_by_time", "created"),
     )
 

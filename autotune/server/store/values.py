@@ -71,9 +71,10 @@ class NewWork(Value):
     device: str = ""
     device_kind: str = "auto"
     device_count: int = 1
-    priority: int = 0
     submitter: str = ""
     parent: str | None = None
+    first_line: str | None = None
+    """Of a plan: the best by formula, known before it begins; null: not known."""
 
 
 class Work(Value):
@@ -88,8 +89,6 @@ class Work(Value):
     model: str
     device: str
     """The device that was asked for; of a run that began, the one that it has."""
-    priority: int
-    """The higher goes first."""
     submitter: str
     parent: str | None
     """The work that this is a variation of."""

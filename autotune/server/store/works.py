@@ -1,12 +1,11 @@
 """Plans and runs: asked for, looked at, searched, cancelled, taken up again, deleted."""
 
-import functools
 import json
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -31,7 +30,16 @@ from autotune.server.store.tables import (
     WorkerRow,
     WorkRow,
 )
-from autotune.server.store.values import ALIVE_S, ENDED, Details, Kind, NewWork, State, Work
+from autotune.server.store.values import (
+    ALIVE_S,
+    ENDED,
+    Details,
+    Kind,
+    NewWork,
+    State,
+    Work,
+    as_json,
+)
 
 PER_PAGE = 50
 _OF_WORK = tuple(WorkRow.__table__.columns[name] for name in Work.model_fields)
@@ -52,24 +60,10 @@ class Filter:
     method: str | None = None
     text: str | None = None
     """A part of the model's or the device's name, or of the id."""
-    submitter: str | None = None
-
-
-@functools.lru_cache(maxsize=256)
-def page_of(wanted: Filter, number: int, per_page: int) -> Select[Any]:
-    """Return the query of the newest works that fit, without their results, which may be large."""
-    statement = _filtered(select(*_OF_WORK), wanted).order_by(WorkRow.created.desc())
-    return statement.offset((number - 1) * per_page).limit(per_page)
-
-
-@functools.lru_cache(maxsize=256)
-def count_of(wanted: Filter) -> Select[Any]:
-    """Return the query of how many fit."""
-    return _filtered(select(func.count()).select_from(WorkRow), wanted)
 
 
 def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
-    for name in ("kind", "state", "method", "submitter"):
+    for name in ("kind", "state", "method"):
         value = getattr(wanted, name)
         if value is not None:
             statement = statement.where(getattr(WorkRow, name) == value)
@@ -90,16 +84,7 @@ class Room:
 
 
 class Full(Exception):
-    """The queue has no room for another work.
-
-    Attributes:
-        most: the number that may wait.
-        whose: whether that is the limit of all users, or of one.
-    """
-
-    def __init__(self, most: int, whose: Literal["all", "each"]) -> None:
-        self.most, self.whose = most, whose
-        super().__init__(f"{most} works wait already")
+    """The queue has no room for another work; it says how many wait."""
 
 
 class Works:
@@ -124,7 +109,7 @@ class Works:
             Full: there is no room for it.
         """
         row = WorkRow(
-            **new.model_dump(exclude={"arguments"}),
+            **new.model_dump(exclude={"arguments", "first_line"}),
             id=secrets.token_hex(8),
             arguments=json.dumps(new.arguments),
             state="queued",
@@ -133,13 +118,18 @@ class Works:
             deaths=0,
             stop_wanted=False,
             outcome="",
-            events=0,
+            events=int(new.first_line is not None),
         )
         with self._database.writing() as session:
             if room is not None:
                 _take_turn(session)
                 _check_room(session, room, new.submitter)
             session.add(row)
+            if new.first_line is not None:
+                session.flush()  # the work is there before its event
+                first = {"number": 1, "kind": "by_formula", "utc": row.created}
+                data = as_json({"text": new.first_line})
+                session.add(EventRow(work=row.id, data=data, **first))
         return work_of(row)
 
     def get(self, id: str) -> Details | None:
@@ -187,15 +177,17 @@ class Works:
             return session.scalar(select(WorkRow.model_config_json).where(WorkRow.id == id))
 
     def search(self, wanted: Filter, page: int = 1, per_page: int = PER_PAGE) -> list[Work]:
-        """Return a page of works, the newest first."""
-        statement = page_of(wanted, page, per_page)
+        """Return a page of works, the newest first, without their results, which may be large."""
+        fitting = _filtered(select(*_OF_WORK), wanted).order_by(WorkRow.created.desc())
         with self._database.connection() as connection:
-            return [Work.model_validate(row._asdict()) for row in connection.execute(statement)]
+            rows = connection.execute(fitting.offset((page - 1) * per_page).limit(per_page))
+            return [Work.model_validate(row._asdict()) for row in rows]
 
     def count(self, wanted: Filter) -> int:
         """Return how many there are."""
         with self._database.connection() as connection:
-            return connection.scalar(count_of(wanted)) or 0
+            counted = _filtered(select(func.count()).select_from(WorkRow), wanted)
+            return connection.scalar(counted) or 0
 
     def counts(self) -> dict[tuple[str, str, str], int]:
         """Return how many there are of each (kind, state, outcome)."""
@@ -287,11 +279,6 @@ def work_of(row: WorkRow) -> Work:
     return Work.model_validate({name: getattr(row, name) for name in Work.model_fields})
 
 
-def in_order() -> tuple[ColumnElement[int], ColumnElement[float]]:
-    """Return the order of the queue: by priority, then first come first served."""
-    return WorkRow.priority.desc(), WorkRow.created.asc()
-
-
 def _take_turn(session: Session) -> None:
     """Wait for other transactions that add works, so that none comes between counting and adding.
     SQLite has one writer anyway."""
@@ -302,20 +289,16 @@ def _take_turn(session: Session) -> None:
 def _check_room(session: Session, room: Room, submitter: str) -> None:
     waiting = select(func.count()).select_from(WorkRow).where(WorkRow.state == "queued")
     if (session.scalar(waiting) or 0) >= room.all:
-        raise Full(room.all, "all")
+        raise Full(f"{room.all} works wait already")
     if (session.scalar(waiting.where(WorkRow.submitter == submitter)) or 0) >= room.each:
-        raise Full(room.each, "each")
+        raise Full(f"{room.each} works of yours wait already")
 
 
 def _ahead(session: Session, row: WorkRow) -> int:
-    before = or_(
-        WorkRow.priority > row.priority,
-        (WorkRow.priority == row.priority) & (WorkRow.created < row.created),
+    before = select(func.count()).where(
+        WorkRow.state == "queued", WorkRow.kind == row.kind, WorkRow.created < row.created
     )
-    statement = select(func.count()).where(
-        WorkRow.state == "queued", WorkRow.kind == row.kind, before
-    )
-    return session.scalar(statement) or 0
+    return session.scalar(before) or 0
 
 
 def suits(device_kind: str, devices: int) -> ColumnElement[bool]:

@@ -2,13 +2,13 @@
 
 import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autotune.errors import in_one_line
 from autotune.job.yaml_file import to_yaml
 from autotune.space.foreign.fields import Imported
 
-_WIDTH = 96
+_WIDTH = 94
 
 
 def job_text(found: Imported, sources: str) -> str:
@@ -18,23 +18,24 @@ def job_text(found: Imported, sources: str) -> str:
         sources: the files, or the command, that it was made of.
     """
     lines = [
-        f"# Made by `autotune import` of {in_one_line(sources)}.",
-        "# What this file names is relative to it; docs/job.md has all fields.",
+        f"Made by `autotune import` of {in_one_line(sources)}.",
+        "What this file names is relative to it; docs/job.md has all fields.",
+        *comments(found),
     ]
+    return "".join(f"# {line}\n" for line in lines) + to_yaml(found.job)
+
+
+def comments(found: Imported, assumed: Iterable[str] = ()) -> Iterator[str]:
+    """Yield, line by line, what was not carried and what was assumed (`assumed` besides)."""
     lost = [
         f"{detail}: {', '.join(fate.field for fate in fates)}"
         for detail, fates in itertools.groupby(found.lost, lambda fate: fate.detail)
     ]
-    lines += _listed("Not carried, by what it may change:", lost)
-    lines += _listed("Assumed:", found.assumed)
-    return "\n".join(lines) + "\n" + to_yaml(found.job)
-
-
-def _listed(title: str, entries: tuple[str, ...] | list[str]) -> Iterator[str]:
-    if not entries:
-        return
-    yield f"# {title}"
-    for entry in entries:
-        yield from textwrap.wrap(
-            in_one_line(entry), _WIDTH, initial_indent="# - ", subsequent_indent="#   "
-        )
+    lists = {"Not carried, by what it may change:": lost, "Assumed:": [*found.assumed, *assumed]}
+    for title, entries in lists.items():
+        if entries:
+            yield title
+        for entry in entries:
+            yield from textwrap.wrap(
+                in_one_line(entry), _WIDTH, initial_indent="- ", subsequent_indent="  "
+            )

@@ -10,7 +10,7 @@ from autotune.space.foreign.tool import TORCHTUNE, UNSLOTH, Tool, table, tool, t
 COMPONENT = "_component_"
 _OWN = {"method", "tuning", "global_batch_size", "devices", "budget", "training", "recipe", "fixed"}
 """Fields that a job has and no other tool's file: with one of them it is a job with mistakes."""
-_MODEL = "a transformers model"
+MODEL = "a transformers model"
 _BESIDE = (
     "give it beside the trainer's file: `autotune import trainer.yaml {file}`; "
     "`autotune check FOLDER` says whether they agree"
@@ -68,21 +68,8 @@ def refuse_part(data: Mapping[str, Any], file: str) -> None:
         what = "LLaMA-Factory's registry of data sets, not a job"
         raise user_error(what, where=file, hint=_BESIDE.partition(";")[0].format(file=last))
     if name is not None:
-        hint = (_NAMED if name == _MODEL else _BESIDE).replace("{file}", last)
+        hint = (_NAMED if name == MODEL else _BESIDE).replace("{file}", last)
         raise user_error(f"a configuration of {name}, not a job", where=file, hint=hint)
-
-
-def refuse_foreign(data: Mapping[str, Any], file: str) -> None:
-    """Refuse every file of another tool, where none is read.
-
-    Raises:
-        UserError: it is one.
-    """
-    refuse_part(data, file)
-    found = tool_of(data)
-    if found is not None:
-        hint = "`autotune import FILE` makes a job of it"
-        raise user_error(f"a configuration of {found.name}, not a job", where=file, hint=hint)
 
 
 def _is_job(data: Mapping[str, Any]) -> bool:

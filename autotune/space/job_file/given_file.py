@@ -39,7 +39,7 @@ def given_data(
     files = [GivenFile(name=str(path), data=data, twice=tuple(twice))]
     result = import_job(files, _wishes(sets), exists=exists, read=beside([path]))
     imported(result)
-    return result.job, _lines_of(result, lines)
+    return result.job, lines_of(result, lines)
 
 
 def foreign_file(path: Path) -> GivenFile:
@@ -99,8 +99,8 @@ def _wishes(sets: Sequence[str]) -> Wishes:
     return Wishes(method=str(given.get("method") or ""), devices=count, nodes=nodes)
 
 
-def _lines_of(result: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
-    """Return the lines of a job's fields, as those have them that they came from."""
+def lines_of(result: Imported, lines: Mapping[Path_, int]) -> dict[Path_, int]:
+    """Return the lines of an imported job's fields, as those have them that they came from."""
     known = {path: tuple(field.split(".")) for path, field in result.origins.items()}
     return {
         path: lines.get(theirs, lines.get((".".join(theirs),), 0))

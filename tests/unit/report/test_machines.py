@@ -13,6 +13,7 @@ from autotune.report.machines import (
     Limits,
     MachineRow,
     count_lines,
+    limits_of,
     machine_cells,
     machine_lines,
     machines_plain,
@@ -59,6 +60,10 @@ def lines(rows, prices=None, **limits):
 
 def table(rows, prices=None):
     return list(machine_cells(rows, offers(rows, prices, Limits()), prices))
+
+
+def show(rows, prices=None):
+    cli.print_table(machines_plain(rows, offers(rows, prices, Limits()), [], prices)["table"])
 
 
 ROWS = st.lists(
@@ -163,22 +168,23 @@ def test_the_table_has_a_row_for_each_machine_and_marks_what_nothing_beats():
 
 def test_the_table_is_legible_at_80_columns_and_explains_its_signs(capsys):
     long = replace(H100, short="128 x 1024, ckpt, ZeRO-3, optimizer and weights on cpu, and more")
-    cli._print_table(table([long, SMALL, replace(WRONG, problem="so " * 60)], PRICES))
+    show([long, SMALL, replace(WRONG, problem="so " * 60)], PRICES)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) == 80
     assert "ckpt: gradient checkpointing" in printed and "; *: none is faster" in printed
     assert ">: at least" in printed
-    cli._print_table(table([replace(RISKY, short="1 x 8")]))
+    show([replace(RISKY, short="1 x 8")])
     assert ":" not in capsys.readouterr().out.replace("may fit:", "")
 
 
 def test_programs_get_the_rows_with_what_they_cost():
     rows = [H100, SMALL, L40S]
-    plain = machines_plain(rows, offers(rows, PRICES, Limits()), ["a line"])
+    plain = machines_plain(rows, offers(rows, PRICES, Limits()), ["a line"], PRICES)
     assert plain["schema"] == 1 and plain["lines"] == ["a line"]
     assert [one["machine"] for one in plain["machines"]] == ["h100", "t4", "l40s"]
     assert [one["money"] for one in plain["machines"]] == [12.0, None, 10.0]
     assert [one["best"] for one in plain["machines"]] == [True, False, True]
+    assert [plain["table"]["heads"], *plain["table"]["rows"]] == table(rows, PRICES)
     assert plain["machines"][0].keys() == {*MachineRow.__dataclass_fields__, "money", "best"}
 
 
@@ -201,25 +207,25 @@ def test_the_fewest_devices_are_told_a_line_a_number():
     [("50", 50.0), ("50$", 50.0), ("$ 50.25", 50.25), ("$9", 9.0)],
 )
 def test_money_is_an_amount(text, amount):
-    assert cli._money(text, PRICES) == amount
+    assert limits_of(None, text, PRICES) == Limits(most_money=amount)
 
 
 @pytest.mark.parametrize("text", ["50 EUR", "€9"])
 def test_money_of_another_currency_is_not_taken_for_that_of_the_prices(text):
     with pytest.raises(UserError, match="but the prices are in"):
-        cli._money(text, PRICES)
+        limits_of(None, text, PRICES)
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "much", "1,000", "10 000", "1,00", "5.5.5", ""])
 def test_what_is_not_an_amount_is_refused(text):
     with pytest.raises(UserError, match="not an amount above 0"):
-        cli._money(text, PRICES)
+        limits_of(None, text, PRICES)
 
 
 def test_money_needs_prices_and_a_deadline_a_time():
     with pytest.raises(UserError, match="no prices are known"):
-        cli._money("50$", None)
-    assert cli._time("20h") == 20 * HOUR
+        limits_of(None, "50$", None)
+    assert limits_of("20h", None, None) == Limits(most_s=20 * HOUR)
     with pytest.raises(UserError) as caught:
-        cli._time("soon")
-    assert caught.value.problems[0].where == "--deadline"
+        limits_of("soon", None, None)
+    assert caught.value.problems[0].where == "deadline"

@@ -20,6 +20,7 @@ from autotune.server.settings import Allowed
 from autotune.server.submission import Submission, accepted
 from tests.unit.server.conftest import JOB, Served
 
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 DATA = {"model": "qwen2.5-0.5b", "dataset": {"lengths": {"max": 128}}}
 Serve = Callable[..., Served]
 
@@ -104,23 +105,6 @@ def test_training_fields_that_name_files_hosts_or_code_are_refused(
     served: Served, field: str, value: Any
 ) -> None:
     assert f"training.{field}" in served.refusals({**JOB, "training": {field: value}})
-
-
-def test_a_file_of_another_tool_is_recognised_before_its_fields_are_refused(
-    served: Served,
-) -> None:
-    factory = {
-        "model_name_or_path": "meta-llama/Llama-3.1-8B",
-        "stage": "sft",
-        "dataset": "identity,alpaca_en_demo",
-        "template": "llama3",
-        "cutoff_len": 2048,
-    }
-    assert "LLaMA-Factory" in served.refusals(factory)["job"]
-    answer = served.submit({"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 8}).json()
-    (problem,) = answer["errors"]
-    assert "a transformers model" in problem["what"]
-    assert "./job" not in problem["hint"] and "config.json" in problem["hint"]
 
 
 def test_a_device_has_no_more_memory_than_one_can_have(served: Served) -> None:
@@ -343,6 +327,54 @@ def test_what_is_asked_of_a_plan_are_flags_of_the_command() -> None:
     assert accepted("plan", Submission(job=DATA), Allowed(), "ada").arguments == []
 
 
+def test_several_machines_are_flags_of_the_command_too() -> None:
+    device = ",".join(f"{count}xrtx-pro-6000-server" for count in range(1, 9))
+    asked = {"device": device, "prices": "listed", "deadline": "20h", "at_most": "50$"}
+    work = accepted("plan", Submission(job=DATA, **asked), Allowed(), "ada")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    assert work.arguments == flags and work.first_line is None
+    assert device.startswith(work.device.removesuffix("…")) and len(work.device) == 128
+    context = plan.command.make_context("plan", ["job.yaml", "--record", "there", *flags])
+    assert context.params["at_most"] == "50$" and context.params["record"] == Path("there")
+
+
+def test_all_that_is_wrong_with_several_machines_is_said_at_once(served: Served) -> None:
+    wrong = {"only_default": True, "prices": "/etc/passwd", "deadline": "soon", "at_most": "9€"}
+    assert set(served.refusals(JOB, device="all", **wrong)) == set(wrong)
+    for device in ("h100,cpu", "h100,rtx-0000", "h100,,", "memory=9999GiB,h100"):
+        assert list(served.refusals(JOB, device=device)) == ["device"]
+    many = ",".join(f"{count}xh100" for count in range(1, 26))
+    assert "25 machines" in served.refusals(JOB, device=many)["device"]
+    assert "no prices" in served.refusals(JOB, device="h100", at_most="9$")["at_most"]
+    assert list(served.refusals(JOB, prices="listed")) == ["device"]
+    job = {**JOB, "model": str(served.models / "m")}
+    assert list(served.refusals(job, "run", device="h100,l40s")) == ["device"]
+
+
+def test_the_first_line_by_formula_is_the_first_event(served: Served) -> None:
+    job = {"model": "qwen2.5-7b", "dataset": {"lengths": {"max": 2048}}, "tuning": "lora"}
+    work = served.submit(job, device="rtx-4090").json()
+    (event,) = served.service.events.after(work["id"], 0)
+    assert (work["events"], event.kind) == (1, "by_formula")
+    assert "tokens/s" in event.data["text"] and "by formula" in event.data["text"]
+    for fields in ({}, {"device": "cpu"}, {"device": "h100,l40s"}, {"devices": 2}):
+        asked = {"device": "h100"} | fields if fields else {}
+        assert served.submit(job, **asked).json()["events"] == 0
+
+
+def test_the_worker_of_a_plan_with_a_first_line_adds_to_it(served: Served) -> None:
+    work = served.submit({**DATA, "model": "qwen2.5-7b"}, device="h200").json()
+    headers = _worker(served)
+    post = served.client.post
+    asked = {"worker": WORKER, "kinds": ["plan"]}
+    assert post("/api/v1/worker/lease", json=asked, headers=headers).json()["id"] == work["id"]
+    lines = [{"utc": 1.0, "kind": "line", "data": {"text": "so far"}}]
+    body = {"worker": "w", "attempt": 1, "source": "errors", "first": 0, "lines": lines}
+    post(f"/api/v1/worker/works/{work['id']}/events", json=body, headers=headers)
+    kinds = [event.kind for event in served.service.events.after(work["id"], 0)]
+    assert kinds == ["by_formula", "line"]
+
+
 @pytest.mark.parametrize("field", ["model", "dataset", "reward_model_path"])
 def test_other_places_are_refused_and_not_looked_at(served: Served, field: str) -> None:
     job = {**JOB, "method": "grpo", "max_length": None, "reward_funcs": ["accuracy_reward"]}
@@ -383,6 +415,28 @@ def test_links_that_lead_out_are_refused(served: Served, tmp_path: Path) -> None
     loop = served.models / "loop"
     loop.symlink_to(loop)
     assert "dataset" in served.refusals({**JOB, "dataset": str(loop)})
+
+
+def test_a_relative_path_is_looked_for_in_the_allowed_folders(serve: Serve, tmp_path: Path) -> None:
+    text = (QUICKSTART / "job.yaml").read_text(encoding="utf-8")
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        (folder / "build").mkdir(parents=True)
+    for name in ("model", "data"):
+        (folders[1] / "build" / name).mkdir()
+    served = serve(allowed={"folders": [str(folder) for folder in folders]})
+    work = served.service.works.get(served.submit(text, "run").json()["id"])
+    assert work is not None and work.job == text.replace(": build", f": {folders[1]}/build")
+    assert served.submit({**JOB, "model": "./build/model"}).status_code == 202
+    (folders[0] / "build" / "model").symlink_to(tmp_path)
+    (folders[0] / "build" / "data").symlink_to(folders[1] / "build" / "data")
+    lengths = {"dataset": {"lengths": {"max": 8}}}
+    for name in ("build/model", "build/data"):  # a link that leads out is passed over
+        assert served.submit({**lengths, "model": name}, "run").status_code == 202
+    for name in ("build", "build/other", "../first", "../second/build/model", "."):
+        answer = served.submit({**lengths, "model": name}, "run")
+        assert answer.status_code == 422 and str(folders[0]) in answer.text
+        assert "hub: true" not in answer.text
 
 
 def test_an_allowed_folder_may_be_a_link_itself(serve: Serve, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_queue_the_works_and_the_workers_are_told(served: Served) -> None:
     told = figures(served)
     assert told['autotune_work_queue_seconds_count{kind="plan"}'] == 1
     assert told['autotune_work_run_seconds_count{kind="plan",state="done"}'] == 1
-    assert told['autotune_works{kind="plan",outcome="nothing_fits",state="done"}'] == 1
+    assert told['autotune_works{kind="plan",outcome="fits",state="done"}'] == 1
 
 
 def test_probes_are_counted_once_by_their_outcome(served: Served) -> None:

@@ -76,7 +76,7 @@ def test_forms_tell_all_problems_of_their_fields_and_of_the_job(served: Served) 
     assert page.status_code == 422
     for place in ("model", "devices", "device", "max_length", "dataset.lengths.max"):
         assert f"<code>{place}</code>" in page.text
-    form = {"job": "model: /etc\nbatch: 1\n", "priority": "high"}
+    form = {"job": "model: /etc\nbatch: 1\n"}
     page = served.client.post("/runs", data=form, headers=headers)
-    for place in ("job:1", "job:2", "priority"):
+    for place in ("job:1", "job:2"):
         assert f"<code>{place}</code>" in page.text

@@ -2,12 +2,13 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, inspect, text
 
 from autotune.server.store import queue as queue_module
-from autotune.server.store.database import Database
+from autotune.server.store.database import Database, open_database, sqlite_url
 from autotune.server.store.events import Events, Line
 from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Kind, NewWork, WorkerInfo
@@ -15,6 +16,7 @@ from autotune.server.store.works import Filter, Works
 
 HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
 THERE = HERE.model_copy(update={"name": "there:0", "machine": "there"})
+WORKS = "service_work"
 DONE = Ending(attempt=1, exit_code=0, result={"outcome": "recommended", "bundle": None})
 
 
@@ -28,14 +30,47 @@ def lines(*texts: str) -> list[Line]:
     return [Line(utc=1.0, kind="line", data={"text": text}) for text in texts]
 
 
-def test_first_come_first_served_within_a_priority(database: Database) -> None:
+def test_first_come_first_served(database: Database) -> None:
     works, queue = Works(database), Queue(database)
     first, second = works.add(new()), works.add(new())
-    urgent = works.add(new(priority=1))
     ahead = works.get(second.id)
-    assert ahead is not None and ahead.ahead == 2
-    leases = [queue.lease(HERE, ["run"]) for _ in range(4)]
-    assert [lease and lease.id for lease in leases] == [urgent.id, first.id, second.id, None]
+    assert ahead is not None and ahead.ahead == 1
+    leases = [queue.lease(HERE, ["run"]) for _ in range(3)]
+    assert [lease and lease.id for lease in leases] == [first.id, second.id, None]
+
+
+def test_a_database_of_an_earlier_version_loses_its_priorities_alone(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "old.db")
+    old = open_database(url)
+    work = Works(old).add(new())
+    Events(old).add(work.id, "line", 1.0, text="kept")
+    with old.engine.begin() as connection:  # as version 0001 had it
+        connection.execute(text("DROP INDEX service_work_by_state"))
+        column = "ALTER TABLE service_work ADD COLUMN priority INTEGER NOT NULL DEFAULT 0"
+        connection.execute(text(column))
+        columns = "state, kind, priority, created"
+        connection.execute(text(f"CREATE INDEX service_work_by_state ON service_work ({columns})"))
+        connection.execute(text("UPDATE service_version SET version_num = '0001'"))
+    old.close()
+    opened = open_database(url)
+    assert "priority" not in {one["name"] for one in inspect(opened.engine).get_columns(WORKS)}
+    assert Works(opened).get(work.id) is not None and len(Events(opened).after(work.id, 0)) == 1
+    lease = Queue(opened).lease(HERE, ["run"])
+    assert lease is not None and lease.id == work.id
+    opened.close()
+
+
+@pytest.mark.parametrize(("safe", "outcome"), [(True, "fits"), (False, "nothing_fits")])
+def test_a_plan_of_several_machines_fits_where_it_is_safe_on_one(
+    database: Database, safe: bool, outcome: str
+) -> None:
+    works, queue = Works(database), Queue(database)
+    work = works.add(new("plan", device="h100,4xl40s"))
+    queue.lease(HERE, ["plan"])
+    result = {"machines": [{"safe": False}, "odd", {"safe": safe}], "lines": []}
+    queue.finish(HERE.name, work.id, Ending(attempt=1, exit_code=1, result=result))
+    ended = works.get(work.id)
+    assert ended is not None and (ended.outcome, ended.device) == (outcome, "h100,4xl40s")
 
 
 def test_a_run_goes_to_devices_that_it_fits_on(database: Database) -> None:

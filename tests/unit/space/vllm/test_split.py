@@ -227,15 +227,21 @@ def test_a_candidate_fits_where_training_and_server_do():
 def test_each_division_says_which_side_does_not_fit_and_by_how_much():
     job, facts_of_model = grpo(zero_stage=3, **KEPT), facts(gib=24)
     division_of = {
-        (d.training, d.generating): d
+        (d["training"], d["generating"]): d
         for d in divisions(planned_candidates(job, facts_of_model, (2,)), 8)
     }
     assert list(division_of) == [(4, 4), (4, 2), (4, 1), (2, 4), (2, 2), (2, 1)]
-    assert (division_of[4, 2].idle, division_of[4, 4].idle, division_of[2, 1].idle) == (2, 0, 5)
-    assert division_of[4, 4].training_short_bytes is division_of[4, 4].server_short_bytes is None
-    assert division_of[2, 4].training_short_bytes == 3 * GIB
+    assert (division_of[4, 2]["idle"], division_of[4, 4]["idle"], division_of[2, 1]["idle"]) == (
+        2,
+        0,
+        5,
+    )
+    assert (
+        division_of[4, 4]["training_short_bytes"] is division_of[4, 4]["server_short_bytes"] is None
+    )
+    assert division_of[2, 4]["training_short_bytes"] == 3 * GIB
     needs = server_needs(job, facts_of_model, {**PINNED, "vllm_tensor_parallel_size": 1})
-    assert division_of[2, 1].server_short_bytes == needs.missing_bytes
+    assert division_of[2, 1]["server_short_bytes"] == needs.missing_bytes
     lines = shown_rows(planned_candidates(job, facts_of_model, (2,))).splitlines()
     assert "training: the leanest is 3 GiB short on each GPU; server: 2.1 GiB short" in lines[-1]
     assert "weights 14.2 GiB, caches 7 GiB" in lines[-1]

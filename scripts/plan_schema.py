@@ -1,8 +1,12 @@
-"""What `autotune plan --json` prints, as types: `docs/plan.schema.json` is made from them."""
+"""What `autotune plan --json` prints, as types: `docs/plan.schema.json` is made from them, and of
+several devices `docs/machines.schema.json`."""
 
+from dataclasses import fields
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from autotune.report.machines import MachineRow
 
 Knobs = dict[str, bool | int | float | str | list[str] | None]
 """Values of knobs by name, those of the batch among them."""
@@ -240,6 +244,18 @@ class OtherTuningJson(_Strict):
     answer: AnswerJson | None
 
 
+class TableJson(_Strict):
+    """The table that the command prints, of choices or of machines."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    """The best first; none of a single candidate, or where nothing fits."""
+    shared: str
+    """What all rows have, as a line; empty: nothing."""
+    notes: list[str]
+    """What signs in the rows mean."""
+
+
 class PlanJson(_Strict):
     """The output of `autotune plan --json`. Sizes are bytes, times seconds."""
 
@@ -253,6 +269,7 @@ class PlanJson(_Strict):
     """Where nothing is safe: what would make it so."""
     lines: list[str]
     """What is said of the answer, or of what would make the job fit."""
+    table: TableJson
     choices: list[ChoiceRowJson]
     """The best first."""
     candidates: list[CandidateJson]
@@ -273,3 +290,31 @@ class PlanJson(_Strict):
     """Where flags leave it open: adapters in place of all weights, or the other way round."""
     bundle: str | None
     """Where `--emit` wrote the files."""
+
+
+_COLUMNS: dict[str, Any] = {one.name: (one.type, ...) for one in fields(MachineRow)}
+MachineJson: Any = create_model(
+    "MachineJson",
+    __base__=_Strict,
+    __doc__="The best configuration on a machine; `best`: no other is both faster and cheaper.",
+    **{**_COLUMNS, "money": (float | None, ...), "best": (bool, ...)},
+)
+
+
+class ComparisonJson(_Strict):
+    """A job on several machines, by one tuning."""
+
+    schema_: int = Field(alias="schema")
+    lines: list[str]
+    """What to rent or use, and what else there is."""
+    machines: list[MachineJson]
+    """In the order in which they were named."""
+    table: TableJson
+
+
+class MachinesJson(ComparisonJson):
+    """The output of `autotune plan --device h100,l40s --json`. Sizes are bytes, times seconds."""
+
+    assumed: list[str]
+    other_tuning: ComparisonJson | None
+    """Where flags leave it open."""
