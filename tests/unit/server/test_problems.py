@@ -12,7 +12,6 @@ WRONG: dict[str, Any] = {
     "dataset": "/etc/passwd",
     "method": "grpo",
     "reward_funcs": ["os.system", "accuracy_reward"],
-    "search_space": "/dev/zero",
     "max_length": "long",
     "headroom": 7,
     "devices": {"count": 10**6, "kinds": "cuda"},
@@ -20,7 +19,7 @@ WRONG: dict[str, Any] = {
     "training": {"output_dir": "/etc", "learning_rat": 1, "learning_rate": "/etc"},
 }
 PLACES = (
-    *("model", "dataset", "reward_funcs.0", "search_space", "max_length", "headroom"),
+    *("model", "dataset", "reward_funcs.0", "max_length", "headroom"),
     *("devices.count", "devices.kinds", "fixed.optim", "fixed.optimm"),
     *("training.output_dir", "training.learning_rat", "training.learning_rate"),
 )
@@ -62,9 +61,9 @@ def test_nothing_that_is_refused_is_looked_at(served: Served, tmp_path: Any) -> 
     module = tmp_path / "evil.py"
     module.write_text("raise SystemExit('imported')", encoding="utf-8")
     job = {**JOB, "method": "grpo", "max_length": 9, "model": str(tmp_path / "m.json")}
-    job |= {"search_space": str(pipe), "reward_funcs": ["evil.reward"]}
+    job |= {"reward_model_path": str(pipe), "reward_funcs": ["evil.reward"]}
     said = served.refusals(job)
-    assert set(said) == {"model", "search_space", "reward_funcs.0", "max_length"}
+    assert set(said) == {"model", "reward_model_path", "reward_funcs.0", "max_length"}
     assert "cannot read" not in str(said) and "there is no" not in str(said)
     heard.close()
 
@@ -72,11 +71,11 @@ def test_nothing_that_is_refused_is_looked_at(served: Served, tmp_path: Any) -> 
 def test_forms_tell_all_problems_of_their_fields_and_of_the_job(served: Served) -> None:
     headers = {"x-csrf-token": served.service.local_csrf, "hx-request": "true"}
     form = {"text": "/etc", "count": "two", "max_length": "long", "device": "rtx-0000"}
-    page = served.client.post("/plan", data=form, headers=headers)
+    page = served.client.post("/", data=form, headers=headers)
     assert page.status_code == 422
     for place in ("model", "devices", "device", "max_length", "dataset.lengths.max"):
         assert f"<code>{place}</code>" in page.text
-    form = {"job": "model: /etc\nbatch: 1\n"}
-    page = served.client.post("/runs", data=form, headers=headers)
+    form = {"kind": "run", "text": "model: /etc\nbatch: 1\n"}
+    page = served.client.post("/", data=form, headers=headers)
     for place in ("job:1", "job:2"):
         assert f"<code>{place}</code>" in page.text
