@@ -17,6 +17,7 @@ from autotune.server.store.values import (
     Lease,
     WorkerInfo,
 )
+from autotune.server.worker.output import Tail
 
 
 class Away(Exception):
@@ -79,26 +80,14 @@ class Door:
         answer: Beats = self._call("POST", "beat", Beats, json=body)
         return answer.works, answer.forget
 
-    def send(
-        self,
-        name: str,
-        lease: Lease,
-        source: str,
-        first: int,
-        lines: list[Any],
-        record: int | None = None,
-    ) -> int:
-        """Return how many lines of a file the service has now.
-
-        Args:
-            record: the attempt that wrote the file; None: that of the lease.
-        """
+    def send(self, name: str, lease: Lease, tail: Tail, lines: list[Any]) -> int:
+        """Return how many lines of a file the service has now."""
         body = {
             "worker": name,
             "attempt": lease.attempt,
-            "record": record,
-            "source": source,
-            "first": first,
+            "record": tail.record,
+            "source": tail.source,
+            "first": tail.first,
             "lines": lines,
         }
         arrived: Arrived = self._call("POST", f"works/{lease.id}/events", Arrived, json=body)

@@ -146,14 +146,11 @@ class WorkerLoop:
             except Lost:
                 task.end()
                 self._drop(id, "is another's now")
-            except Refused as refused:
-                self._fail(id, task, f"the service refused a message: {refused}")
-
-    def _fail(self, id: str, task: Task, why: str) -> None:
-        """End a work whose report the service does not take; the others go on."""
-        with contextlib.suppress(Lost, Refused):
-            task.fail(self.door, self.info.name, why)
-        self._drop(id, why)
+            except Refused as refused:  # it ends; the others go on
+                why = f"the service refused a message: {refused}"
+                with contextlib.suppress(Lost, Refused):
+                    task.fail(self.door, self.info.name, why)
+                self._drop(id, why)
 
     def _forget(self) -> None:
         """Delete the folders of works that the service has deleted."""

@@ -52,22 +52,16 @@ class Tail:
 
     Args:
         source: what the service calls the file.
+        record: the attempt that wrote it.
         plain: whether its lines are text, not JSON events.
         shown: a line as it may be sent.
-        record: the attempt that wrote the file; None: the one at work.
     """
 
     def __init__(
-        self,
-        path: Path,
-        source: str,
-        *,
-        plain: bool,
-        shown: Callable[[str], str],
-        record: int | None = None,
+        self, path: Path, source: str, record: int, *, plain: bool, shown: Callable[[str], str]
     ) -> None:
-        self.record = record
-        self.source, self._path, self._plain, self._shown = source, path, plain, shown
+        self.source, self.record = source, record
+        self._path, self._plain, self._shown = path, plain, shown
         self._place, self._lines = 0, 0
         self._read: list[dict[str, Any]] = []
 

@@ -5,6 +5,7 @@ import math
 import shutil
 import time
 import zipfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class Task:
         self._niceness = PLAN_NICENESS if is_plan else 0
         self._began, self._end_at = time.monotonic(), math.inf
         self.problem = ""
-        self._tails = [*self._earlier_tails(), *self._tails_of(self._record)]
+        self._tails = list(self._every_tail())
         self._is_cancelled = self.lost = self.is_reported = False
         self._report: Command | None = None
         self._report_until = 0.0
@@ -138,26 +139,15 @@ class Task:
         """Send new lines of output."""
         for tail in self._tails:
             while lines := tail.waiting():
-                sent = door.send(
-                    name, self.lease, tail.source, tail.first, lines, record=tail.record
-                )
-                tail.arrived(sent)
+                tail.arrived(door.send(name, self.lease, tail, lines))
 
-    def _tails_of(self, record: Path, number: int | None = None) -> list[Tail]:
-        """Return the output files in a record, which is that of attempt `number`."""
-        shown = self._shown.text
-        return [
-            Tail(record / _EVENTS, "events", plain=False, shown=shown, record=number),
-            Tail(record / _ERRORS, "errors", plain=True, shown=shown, record=number),
-        ]
-
-    def _earlier_tails(self) -> list[Tail]:
-        """Return the output files of earlier attempts, which a killed worker may not have sent."""
-        numbers = range(1, self.lease.attempt)
-        records = [(number, self.folder / f"attempt-{number}") for number in numbers]
-        return [
-            tail for n, record in records if record.is_dir() for tail in self._tails_of(record, n)
-        ]
+    def _every_tail(self) -> Iterator[Tail]:
+        """Yield the output files, also of earlier attempts, which may not have been sent."""
+        for number in range(1, self.lease.attempt + 1):
+            record = self.folder / f"attempt-{number}"
+            if record.is_dir():
+                yield Tail(record / _EVENTS, "events", number, plain=False, shown=self._shown.text)
+                yield Tail(record / _ERRORS, "errors", number, plain=True, shown=self._shown.text)
 
     def finish(self, door: Door, name: str) -> bool:
         """Send its files and how it ended; False: its report is being made. What was cancelled is

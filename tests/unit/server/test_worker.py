@@ -31,7 +31,7 @@ def test_a_line_is_a_line_whatever_is_in_it(tmp_path: Path) -> None:
         json.dumps({"utc": 1.0, "kind": "k", "data": {"t": t}}, ensure_ascii=False) for t in texts
     ]
     file.write_text("\n".join(lines) + "\nnot yet whole", encoding="utf-8")
-    tail = Tail(file, "events", plain=False, shown=str)
+    tail = Tail(file, "events", 1, plain=False, shown=str)
     assert [line["data"]["t"] for line in tail.waiting()] == texts
 
 
@@ -96,7 +96,7 @@ def test_what_answers_like_no_service_is_away(answer: bytes) -> None:
         for ask in (
             lambda: door.lease(HERE, ["run"], "", []),
             lambda: door.beat("w", [], []),
-            lambda: door.send("w", lease, "events", 0, []),
+            lambda: door.send("w", lease, Tail(Path("x"), "events", 1, plain=True, shown=str), []),
         ):
             with pytest.raises(Away, match="no answer of a service"):
                 ask()
@@ -128,7 +128,7 @@ def test_lines_and_texts_do_not_tell_where_the_worker_has_its_folders(tmp_path: 
         assert json.loads(shown(text)) == {"at": "run", "in": ["."]}
     file = tmp_path / "errors.txt"
     file.write_text(f"error: {folder}/run: no\n", encoding="utf-8")
-    (line,) = Tail(file, "errors", plain=True, shown=shown).waiting()
+    (line,) = Tail(file, "errors", 1, plain=True, shown=shown).waiting()
     assert line["data"]["text"] == "error: run: no"
 
 
