@@ -72,11 +72,11 @@ def test_nothing_that_is_refused_is_looked_at(served: Served, tmp_path: Any) -> 
 def test_forms_tell_all_problems_of_their_fields_and_of_the_job(served: Served) -> None:
     headers = {"x-csrf-token": served.service.local_csrf, "hx-request": "true"}
     form = {"text": "/etc", "count": "two", "max_length": "long", "device": "rtx-0000"}
-    page = served.client.post("/plan", data=form, headers=headers)
+    page = served.client.post("/", data=form, headers=headers)
     assert page.status_code == 422
     for place in ("model", "devices", "device", "max_length", "dataset.lengths.max"):
         assert f"<code>{place}</code>" in page.text
-    form = {"job": "model: /etc\nbatch: 1\n"}
-    page = served.client.post("/runs", data=form, headers=headers)
+    form = {"kind": "run", "text": "model: /etc\nbatch: 1\n"}
+    page = served.client.post("/", data=form, headers=headers)
     for place in ("job:1", "job:2"):
         assert f"<code>{place}</code>" in page.text
