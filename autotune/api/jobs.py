@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
+from autotune.facts.stack import refuse_missing
 from autotune.job.job import Job
 from autotune.job.yaml_file import dump_flow
-from autotune.plan.questions.ppo_to_grpo import refuse_missing
 from autotune.report.talk import say
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.job_file.load import load_data
@@ -46,7 +46,7 @@ def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | No
         job, _ = load_data(plain(source), sets)
     else:
         job, _ = load_file(Path(source), sets, imported=lambda found: say(found.line(str(source))))
-    refuse_missing(job)
+    refuse_missing(job.method)
     for assumption in job.assumed:
         say(f"assumed: {assumption}")
     return job
@@ -54,7 +54,7 @@ def load_job(source: str | Path | Mapping[str, Any], set: Mapping[str, Any] | No
 
 def definition_of(job: Job) -> SpaceDefinition:
     """Return the search space of a job."""
-    return load_definition(job.method, job.search_space)
+    return load_definition(job.method)
 
 
 def pinned(job: Job, knobs: Mapping[str, Any]) -> Job:

@@ -1,7 +1,6 @@
 """The bundle: every file of a recommendation, by name. Pure: values in, text out."""
 
 import json
-from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +23,6 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked, Recommendation
-from autotune.space.knobs import value_label
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
@@ -44,7 +42,6 @@ def bundle_files(
     python: str,
     output_dir: str,
     origin: str,
-    recipe_knobs: Sequence[str],
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
     """Return file name -> text. The same recommendation gives the same bytes.
@@ -53,7 +50,6 @@ def bundle_files(
         python: interpreter that launches.
         output_dir: where training writes unless the job says otherwise.
         origin: how it was found, as a sentence.
-        recipe_knobs: recipe knobs that the job varies.
         verification: the result of the verification; None before it ran.
 
     Raises:
@@ -61,12 +57,9 @@ def bundle_files(
     """
     candidate = recommendation.chosen.candidate
     chosen = settings(job, facts, candidate, output_dir)
-    measured = [recommendation.chosen, *recommendation.ties, *recommendation.runners_up]
-    costs = recipe_costs(measured, recipe_knobs)
-    plain = recommendation_plain(recommendation, job, facts, verification)
     return {
         **launched_files(chosen, python),
-        RECOMMENDATION: as_json({**plain, "recipe_costs": costs}),
+        RECOMMENDATION: as_json(recommendation_plain(recommendation, job, facts, verification)),
         "README.md": readme(
             recommendation,
             model=facts.model.name,
@@ -75,7 +68,6 @@ def bundle_files(
             launch=launch_lines(chosen),
             assumed=job.assumed,
             verification=verification,
-            costs=costs,
         ),
     }
 
@@ -231,25 +223,3 @@ def _ranked(candidate: Ranked) -> dict[str, Any]:
         "knobs": candidate.candidate.knobs,
         "measurement": asdict(candidate.measurement),
     }
-
-
-def recipe_costs(
-    ranked: Sequence[Ranked], recipe_knobs: Collection[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return what each value of a recipe knob costs: the best that was measured with it."""
-    costs: dict[str, list[dict[str, Any]]] = {}
-    for knob in sorted(recipe_knobs):
-        best: dict[str, Ranked] = {}
-        for candidate in sorted(ranked, key=lambda candidate: -candidate.tokens_per_s):
-            best.setdefault(value_label(candidate.candidate[knob]), candidate)
-        if len(best) > 1:
-            costs[knob] = [
-                {
-                    "value": candidate.candidate[knob],
-                    "probe": candidate.number,
-                    "tokens_per_s": candidate.tokens_per_s,
-                    "peak_memory_bytes": candidate.peak_memory_bytes,
-                }
-                for candidate in best.values()
-            ]
-    return costs

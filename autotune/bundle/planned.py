@@ -131,7 +131,6 @@ def verified_files(
         output_dir=output_dir,
         origin=f"Planned by autotune for {planned.device}; measured by {readings} on "
         f"{plain_name(facts.device.name)}.",
-        recipe_knobs=(),
         verification=verification,
     )
     plain = json.loads(files.pop(RECOMMENDATION))

@@ -1,7 +1,7 @@
 """The bundle's `README.md`: why this configuration was chosen, and what to expect. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.bundle.launch_script import data_kinds, flags
@@ -24,7 +24,6 @@ def readme(
     launch: Sequence[str],
     assumed: Sequence[str],
     verification: dict[str, Any] | None,
-    costs: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> str:
     """Return the bundle's page as Markdown text.
 
@@ -54,9 +53,6 @@ def readme(
         "",
         *knobs_table(winner.candidate),
     ]
-    for knob, values in costs.items():
-        lines += ["", f"## What each `{knob}` costs", "", *_costs(values)]
-    lines += _alternatives(recommendation)
     return page(lines)
 
 
@@ -135,19 +131,6 @@ def _gpu_list(gpus: Sequence[int]) -> str:
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
-def _alternatives(recommendation: Recommendation) -> list[str]:
-    """Return the sections on runners-up and on rejected probes."""
-    lines: list[str] = []
-    alternatives = [*recommendation.ties, *recommendation.runners_up][:5]
-    if alternatives:
-        lines += ["", "## Runners-up", "", *_runners_up(recommendation.chosen, alternatives)]
-    if recommendation.rejected:
-        lines += ["", "## Rejected", ""]
-        for reason, numbers in sorted(recommendation.rejected.items(), key=lambda item: item[1]):
-            lines.append(f"- {reason}: probe {', '.join(map(str, numbers))}")
-    return lines
-
-
 def step_name(candidate: Candidate) -> str:
     """Return what one timed step covers."""
     epochs = candidate.values.get("num_ppo_epochs")
@@ -181,27 +164,3 @@ def _verified(verification: dict[str, Any] | None) -> list[str]:
         return ["Not verified."]
     word = "Yes" if verification["verified"] else "No"
     return [f"{word}: {verification['reason']}."]
-
-
-def _costs(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| value | best tokens/s | peak | probe |", "|---|---|---|---|"]
-    for value in values:
-        lines.append(
-            f"| {value_label(value['value'])} | {value['tokens_per_s']:.0f} "
-            f"| {format_bytes(value['peak_memory_bytes'])} | {value['probe']} |"
-        )
-    return lines
-
-
-def _runners_up(winner: Ranked, alternatives: Sequence[Ranked]) -> list[str]:
-    lines = ["| probe | tokens/s | peak | what differs |", "|---|---|---|---|"]
-    for candidate in alternatives:
-        differences = ", ".join(
-            f"{name}={value_label(value)}"
-            for name, value in sorted(candidate.candidate.differences(winner.candidate).items())
-        )
-        peak = format_bytes(candidate.peak_memory_bytes)
-        lines.append(
-            f"| {candidate.number} | {candidate.tokens_per_s:.0f} | {peak} | {differences} |"
-        )
-    return lines

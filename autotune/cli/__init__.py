@@ -17,7 +17,7 @@ COMMANDS = {
     "import": "Make a job of a configuration of TRL, Axolotl, LLaMA-Factory and others.",
     "run": "Find the fastest stable configuration of a job and write its verified bundle.",
     "plan": "Say what every candidate of a job will take, before anything runs.",
-    "limits": "Say how far a job can go: largest micro-batch, longest rows, fewest devices.",
+    "limits": "Say how far a job can go: largest micro-batch, longest rows.",
     "advise": "Say what would make a job fit, each change with its price in speed.",
     "probe": "Measure one candidate of a job.",
     "verify": "Launch the bundle of a run or a plan for a few steps and compare with its promise.",

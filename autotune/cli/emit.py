@@ -7,12 +7,7 @@ from pathlib import Path
 import click
 
 from autotune.cli.command import echo, guarded, print_json
-from autotune.cli.job_options import (
-    json_option,
-    print_notes,
-    storage_of,
-    storage_option,
-)
+from autotune.cli.job_options import json_option, print_notes
 from autotune.errors import user_error
 
 _MOST_BYTES = 2**22
@@ -32,17 +27,9 @@ FORMATS = ("axolotl", "llamafactory")
     help="Print the bundle as another tool reads it (with --out: write its files there), and say "
     "what that cannot express. RUN may be the folder of a bundle, too.",
 )
-@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @json_option
 @guarded
-def command(
-    run: Path,
-    probe: int | None,
-    out: Path | None,
-    form: str | None,
-    storage: str | None,
-    as_json: bool,
-) -> int:
+def command(run: Path, probe: int | None, out: Path | None, form: str | None, as_json: bool) -> int:
     """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
     verified before is called verified: see `autotune verify`."""
     from autotune.process.files import refuse_used
@@ -59,7 +46,7 @@ def command(
         refuse_used(out)
     if form is not None and bundle:
         return _write_form(_texts_of(run), form, out, as_json)
-    past = reopen(run, storage_of(storage))
+    past = reopen(run)
     print_notes(past.notes)
     target = (out or past.run.bundle).absolute()
     recommendation = past.recommendation(probe)

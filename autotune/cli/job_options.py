@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from autotune.cli.command import echo, say
 from autotune.errors import user_error
-from autotune.job.text_file import MOST_BYTES, readable_text, text_of
+from autotune.job.text_file import MOST_BYTES, readable_text
 from autotune.trackers import TRACKERS
 
 _FLAGS = {
@@ -72,39 +71,6 @@ def names_model(text: str) -> bool:
     return not text.startswith((".", "/", "~"))
 
 
-def storage_option(text: str) -> Callable[..., Any]:
-    """Add `--storage`; its value goes through `storage_of`."""
-    return click.option(
-        "--storage",
-        envvar="AUTOTUNE_STORAGE",
-        help=f"{text} `@FILE` reads the URL from a file. A password belongs there, or into the "
-        "variable AUTOTUNE_STORAGE: everybody on this machine can read a command line.",
-    )
-
-
-def storage_of(option: str | None) -> str | None:
-    """Return the URL of the storage that `--storage` names.
-
-    Raises:
-        UserError: its file cannot be read, or the command line holds a password.
-    """
-    if option is None:
-        return None
-    if option.startswith("@"):
-        return text_of(Path(option[1:]), "file with the URL of a storage").strip()
-    from autotune.search.storage import holds_password
-
-    typed = click.get_current_context().get_parameter_source("storage")
-    if typed is ParameterSource.COMMANDLINE and holds_password(option):
-        raise user_error(
-            "its URL holds a password, and everybody on this machine can read a command line",
-            where="--storage",
-            hint="set the variable AUTOTUNE_STORAGE to the URL, or write it into a file that only "
-            "you can read and give `--storage @FILE`",
-        )
-    return option
-
-
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
@@ -164,7 +130,7 @@ def load(
     Raises:
         UserError: the job cannot be, or not with this TRL.
     """
-    from autotune.plan.questions.ppo_to_grpo import refuse_missing
+    from autotune.facts.stack import refuse_missing
     from autotune.space.job_file.flags import completed
     from autotune.space.job_file.load import load_job
 
@@ -178,7 +144,7 @@ def load(
         for assumption in assumed if says else ():
             say(f"assumed: {assumption}")
     loaded_job, definition = load_job(job, overrides, imported=say_imported(job))
-    refuse_missing(loaded_job)
+    refuse_missing(loaded_job.method)
     for assumption in loaded_job.assumed:
         say(f"assumed: {assumption}")
     return loaded_job, definition

@@ -1,15 +1,17 @@
 """`autotune limits`."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
-from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS, user_error
+from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS
 
-DEVICES = "devices"
-COUNTS = (1, 2, 4, 8, 16, 32, 64)
+if TYPE_CHECKING:
+    from autotune.plan.questions.largest import Largest
+
 LARGEST = ("per_device_train_batch_size", "max_length")
 
 
@@ -18,13 +20,13 @@ LARGEST = ("per_device_train_batch_size", "max_length")
 @click.option(
     "--of",
     "limit",
-    type=click.Choice((*LARGEST, DEVICES)),
+    type=click.Choice(LARGEST),
     required=True,
-    help="The largest value of this knob that fits; or how few devices would do.",
+    help="The largest value of this knob that fits.",
 )
 @guarded
 def command(limit: str, as_json: bool, **options: Any) -> int:
-    """Say how far JOB can go: its largest micro-batch, its longest rows, its fewest devices.
+    """Say how far JOB can go: its largest micro-batch, or its longest rows.
 
     Micro-batch and rows are those of the leanest configuration, with what the job pins; `autotune
     plan` says what is fastest.
@@ -32,62 +34,16 @@ def command(limit: str, as_json: bool, **options: Any) -> int:
     Nothing is downloaded but the model's config, and no GPU is needed. JOB is a file or a model, as
     for `plan`. The exit code is 1 where nothing fits.
     """
-    planned = PlannedJob.of(options)
-    if limit == DEVICES:
-        return _fewest(planned, as_json)
-    return _largest(planned, limit, as_json)
-
-
-def _fewest(planned: PlannedJob, as_json: bool) -> int:
-    if planned.devices is not None or planned.nodes is not None:
-        raise user_error(
-            "`--of devices` looks for their number on one machine",
-            where="--nodes" if planned.devices is None else "--devices",
-            hint="leave it out",
-        )
-    if planned.device in (None, "cpu"):
-        raise user_error(
-            "the fewest devices can only be planned for a kind of GPU",
-            where="--of devices",
-            hint="add --device with a GPU, such as h100",
-        )
-    from autotune.facts.machines import Machine, machines_of
-    from autotune.report import machines as report
-
-    job, definition = planned.loaded()
-    (machine,) = machines_of(str(planned.device))
-    rows: list[report.MachineRow] = []
-    with shown_progress() as progress:
-        for count in COUNTS:
-            counted = [Machine(kind=machine.kind, count=count)]
-            progress.looking_at(counted[0].name)
-            with scratch_folder() as folder:
-                rows += report.machine_rows(
-                    job, definition, folder, counted, assume=planned.assume, progress=progress
-                )
-            if rows[-1].safe:
-                break
-    if all(row.problem for row in rows):
-        raise user_error(rows[0].problem or "nothing can be planned", where="--of devices")
-    made = report.offers(rows[-1:], None, report.Limits())
-    if as_json:
-        print_json(report.machines_plain(rows, made, list(report.count_lines(rows))))
-    else:
-        echo("\n".join(report.count_lines(rows)))
-    return EXIT_DONE if rows[-1].safe else EXIT_NOTHING_FITS
-
-
-def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
-    from autotune.cli.views.limits import largest_lines, largest_plain
     from autotune.plan.questions.largest import largest
 
+    planned = PlannedJob.of(options)
     job, definition = planned.loaded()
     with scratch_folder() as folder, shown_progress() as progress:
         answer = largest(
             job,
             definition,
             folder,
-            knob,
+            limit,
             device=planned.device,
             assume=planned.assume,
             progress=progress,
@@ -97,3 +53,41 @@ def _largest(planned: PlannedJob, knob: str, as_json: bool) -> int:
     else:
         echo("\n".join(largest_lines(answer, job.devices.total)))
     return EXIT_DONE if answer.value is not None else EXIT_NOTHING_FITS
+
+
+def largest_plain(answer: "Largest") -> dict[str, Any]:
+    """Return what `autotune limits --of KNOB --json` prints."""
+    estimate = answer.estimate
+    return {
+        "schema": 1,
+        "knob": answer.knob,
+        "value": answer.value,
+        "too_large": answer.too_large,
+        "device": answer.device,
+        "limit_bytes": answer.limit_bytes,
+        "knobs": answer.candidate.knobs,
+        "estimate": None if estimate is None else estimate.plain(),
+        "packages": list(answer.packages),
+    }
+
+
+def largest_lines(answer: "Largest", devices: int) -> Iterator[str]:
+    """Yield the largest safe value, and the configuration that it is of."""
+    from autotune.report.words import candidate_text, install_text
+    from autotune.units import format_bytes
+
+    where = f"{format_bytes(answer.limit_bytes)} on {answer.device}"
+    text = candidate_text(answer.candidate, answer.space, devices)
+    if answer.value is None or answer.estimate is None:
+        yield f"No {answer.knob} is safe in {where}, even with the leanest ({text})."
+        return
+    peak, p_oom = format_bytes(answer.estimate.peak_memory_bytes), answer.estimate.p_oom
+    yield f"{answer.knob}={answer.value} is safe in {where}: {peak}, p(oom) {p_oom:.2f}."
+    yield (
+        "Larger ones were not tried." if answer.too_large is None else f"{answer.too_large} is not."
+    )
+    if answer.knob != "max_length" and answer.value > answer.most_rows:
+        yield f"The job's global batch has {answer.most_rows} rows for a device."
+    if answer.packages:
+        yield install_text(answer.packages)
+    yield f"That is the leanest configuration: {text}. What the job pins stays as it is."

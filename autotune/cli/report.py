@@ -9,13 +9,7 @@ from typing import Any
 import click
 
 from autotune.cli.command import echo, guarded, print_json
-from autotune.cli.job_options import (
-    json_option,
-    print_notes,
-    storage_of,
-    storage_option,
-    track_option,
-)
+from autotune.cli.job_options import json_option, print_notes, track_option
 from autotune.errors import machine_error, user_error
 
 
@@ -26,20 +20,12 @@ from autotune.errors import machine_error, user_error
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write it as one HTML file as well, with plots; it needs no network.",
 )
-@click.option(
-    "--markdown",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it as one Markdown file as well.",
-)
-@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @track_option
 @json_option
 @guarded
 def command(
     run: Path,
     html: Path | None,
-    markdown: Path | None,
-    storage: str | None,
     track: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -52,26 +38,27 @@ def command(
     from autotune.process.run_folder import RunFolder
     from autotune.report.gather import content_of
     from autotune.report.html import html_report
-    from autotune.report.markdown import markdown_report
     from autotune.run.past_run import reopen
+    from autotune.script.past_run import reopen_script
     from autotune.trackers.content import tracked_run
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
-    _refuse_used(html, markdown)
+    if html is not None and os.path.lexists(html):
+        hint = "name another, or move it"
+        raise user_error("the file exists already", where=f"--html {html}", hint=hint)
     if RunFolder(path=run).script.is_file():
-        script = _of_script(run, storage)
+        script = reopen_script(run)
         past, content = script.past, script.content()
         summary = tracked_script(script.look, past.facts, past.run)
     else:
-        past = reopen(run, storage_of(storage))
+        past = reopen(run)
         content, summary = content_of(past), tracked_run(past.job, past.facts, past.run)
     print_notes(past.notes)
-    for file, render in ((html, html_report), (markdown, markdown_report)):
-        if file is not None:
-            with writing(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(file, render(content))
+    if html is not None:
+        with writing(html):
+            html.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(html, html_report(content))
     if as_json:
         stored, ending = past.stored, past.ending
         recommended = None if stored is None else stored.plain
@@ -81,25 +68,10 @@ def command(
         print_json({**plain, "unprobed": unprobed, "ending": ended, "damaged": list(past.notes)})
     else:
         print_report(content, PlainConsole(width=None if PlainConsole().is_terminal else 160))
-        for file in (html, markdown):
-            if file is not None:
-                echo(f"report: {file}")
+        if html is not None:
+            echo(f"report: {html}")
     _track(past, summary, track)
     return 0
-
-
-def _of_script(run: Path, storage: str | None) -> Any:
-    """Return the run of a script.
-
-    Raises:
-        UserError: it cannot be read, or a storage is named: its study is in its folder.
-    """
-    from autotune.script.past_run import reopen_script
-
-    if storage:
-        what = "the run of a script does not have this option"
-        raise user_error(what, where="--storage", hint="leave it out")
-    return reopen_script(run)
 
 
 def _track(past: Any, summary: Any, tools: tuple[str, ...]) -> None:
@@ -119,17 +91,3 @@ def _track(past: Any, summary: Any, tools: tuple[str, ...]) -> None:
     if sending.faults:
         hint = f"the logs are in {past.run.tracking}; what was sent already is not sent again"
         raise machine_error("; ".join(sending.faults), where="--track", hint=hint)
-
-
-def _refuse_used(html: Path | None, markdown: Path | None) -> None:
-    """Refuse to put a report in the place of another file.
-
-    Raises:
-        UserError: something is there already, or both are to have one name.
-    """
-    hint = "name another, or move it"
-    for option, file in (("--html", html), ("--markdown", markdown)):
-        if file is not None and os.path.lexists(file):
-            raise user_error("the file exists already", where=f"{option} {file}", hint=hint)
-    if html is not None and markdown is not None and html.absolute() == markdown.absolute():
-        raise user_error("--html has the same name", where=f"--markdown {markdown}", hint=hint)

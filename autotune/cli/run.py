@@ -1,5 +1,6 @@
 """`autotune run`."""
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from autotune.cli.job_options import (
     json_option,
     load,
     record_option,
-    storage_of,
-    storage_option,
     track_option,
     write_result,
 )
@@ -48,7 +47,6 @@ ADD_SERVER = "add --server URL"
 @click.option(
     "--resume", type=click.Path(path_type=Path), help="Go on with the run in this folder."
 )
-@storage_option("Optuna storage URL, in place of study.db in the run folder.")
 @click.option(
     "--no-history", is_flag=True, help="Neither use nor keep what runs of this user measured."
 )
@@ -75,7 +73,6 @@ def command(
     sets: tuple[str, ...],
     out: Path | None,
     resume: Path | None,
-    storage: str | None,
     no_history: bool,
     no_verify: bool,
     accept_noise: bool,
@@ -117,36 +114,32 @@ def command(
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
-    storage = storage_of(storage)
     if resume is not None:
         _refuse_to_resume_with(out, no_history, no_verify)
-        search = (*_resumed(resume, job, sets, flags, storage), None)
+        search = (*_resumed(resume, job, sets, flags), None)
         if accept_noise:
             opening.accept_noise(search[2])
     else:
         verify, history = not no_verify, not no_history
         options = Options(history=history, verify=verify, accept_noise=accept_noise)
         search = (*_new(job, sets, flags, out), options)
-    return _tune(search, storage, track, record, quiet, as_json)
+    return _tune(search, track, record, quiet, as_json)
 
 
 def _tune(
-    search: Any,
-    storage: str | None,
-    track: tuple[str, ...],
-    record: Path | None,
-    quiet: bool,
-    as_json: bool,
+    search: Any, track: tuple[str, ...], record: Path | None, quiet: bool, as_json: bool
 ) -> int:
     """Run, print what it came to, and send that; the exit code."""
     from autotune.cli.views.events import recorded
     from autotune.cli.views.live import run_view
     from autotune.cli.views.tracker_listener import TrackerListener
+    from autotune.process.run_folder import STORAGE
     from autotune.run.tuning import tune
 
     say_what_fails()
     loaded, definition, run, options = search
-    with closing(TrackerListener(track, run, storage, quiet=quiet)) as trackers:
+    storage = run.storage() if options is None else os.environ.get(STORAGE) or None
+    with closing(TrackerListener(track, run, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
             listener = recorded(record, trackers.beside(view))
             result = tune(
@@ -219,18 +212,12 @@ def _new(job: Path | None, sets: tuple[str, ...], flags: dict[str, Any], out: Pa
     return loaded, definition, run
 
 
-def _resumed(
-    resume: Path,
-    job: Path | None,
-    sets: tuple[str, ...],
-    flags: dict[str, Any],
-    storage: str | None,
-) -> Any:
+def _resumed(resume: Path, job: Path | None, sets: tuple[str, ...], flags: dict[str, Any]) -> Any:
     from autotune.process.run_folder import RunFolder
     from autotune.space.job_file.load import load_job
 
     run = RunFolder(path=resume.absolute())
-    run.check_storage(storage)
+    run.storage()
     if job is not None:
         raise user_error("a resumed run keeps its job", where="JOB", hint="leave JOB out")
     earlier, _ = load_job(run.job)

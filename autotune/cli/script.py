@@ -19,7 +19,7 @@ WORDS = "autotune.words"
 """Of a context: what stands behind `--`."""
 BEHIND = "what is the script's own stands behind `--`"
 BUDGETS = ("minutes", "probes", "probe_minutes", "total")
-ELSEWHERE = ("server", "attach", "storage", "no_history")
+ELSEWHERE = ("server", "attach", "no_history")
 """Options that the search of a script lacks."""
 
 
@@ -142,7 +142,7 @@ def by_script(
         run = RunFolder(path=path.absolute())
         run.refuse_used()
     say_what_fails()
-    with closing(ScriptTrackerListener(track, run, None, quiet=quiet)) as trackers:
+    with closing(ScriptTrackerListener(track, run, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
             listener = recorded(record, trackers.beside(view))
             found = tune_script(

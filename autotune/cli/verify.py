@@ -5,19 +5,13 @@ from pathlib import Path
 import click
 
 from autotune.cli.command import echo, guarded, print_json
-from autotune.cli.job_options import (
-    json_option,
-    print_notes,
-    storage_of,
-    storage_option,
-)
+from autotune.cli.job_options import json_option, print_notes
 from autotune.errors import user_error
 from autotune.units import format_seconds, parse_seconds
 
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path))
-@storage_option("Optuna storage URL of the run, where it has one of its own.")
 @click.option(
     "--soak",
     metavar="DURATION",
@@ -26,7 +20,7 @@ from autotune.units import format_seconds, parse_seconds
 )
 @json_option
 @guarded
-def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> int:
+def command(run: Path, soak: str | None, as_json: bool) -> int:
     """Launch the bundle of RUN for a few steps on worst batches, through an evaluation and a save,
     and compare with its promise. The exit code is 0 where it is verified, 1 where it is not (a run
     with --accept-noise never is). Files that are not what the run emits are not launched (exit code
@@ -40,8 +34,8 @@ def command(run: Path, storage: str | None, soak: str | None, as_json: bool) -> 
 
     soak_s = _seconds(soak)
     past = None
-    if storage is not None or not is_planned(run):
-        past = reopen(run, storage_of(storage))
+    if not is_planned(run):
+        past = reopen(run)
         print_notes(past.notes)
     method = None if past is None else past.job.method
     with run_view(verifying=str(run), method=method) as view:

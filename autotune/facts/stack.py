@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import user_error
 from autotune.job.methods import METHODS, SFT
 
 DISTRIBUTION = "autotune-finetune"
@@ -214,6 +215,17 @@ def missing(method: str) -> str | None:
     if source_of("trl", METHODS[method].source):
         return None
     return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].removal}"
+
+
+def refuse_missing(method: str) -> None:
+    """Refuse a method whose trainer the installed TRL does not have.
+
+    Raises:
+        UserError: so it is.
+    """
+    if (reason := missing(method)) is not None:
+        hint = "`pip install trl==1.12.0`, or `method: rloo` or `grpo`: they need no value model"
+        raise user_error(reason, where="method", hint=hint)
 
 
 def field_name(name: str, fields: frozenset[str]) -> str:

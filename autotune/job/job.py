@@ -216,8 +216,6 @@ class Job(Strict):
     untouched."""
     fixed: dict[str, KnobValue] = {}
     """Knobs to pin."""
-    search_space: str | None = None
-    """Your own search space file, in place of `search_spaces/<method>.yaml`."""
 
     @field_validator("global_batch_size", mode="before")
     @classmethod

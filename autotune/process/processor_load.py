@@ -1,24 +1,16 @@
-"""The load of the cores: how long the threads of a command wait for one, and which other processes
-compute now.
+"""The load of the cores: how long the threads of a command wait for one.
 
 The kernel counts the wait of each thread (`schedstat`; proc(5)), and forgets it when the thread
 ends: so what was seen of it last is kept. Where the kernel counts nothing, nothing is known.
 """
 
 import contextlib
-import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.process.descendants import tree
-from autotune.process.proc import processor_seconds
 
 EVERY_S = 0.5
-LOOK_S = 0.5
-BUSY_SHARE = 0.2
-"""The share of a core from which on a process is named."""
-MOST_NAMED = 3
 Waits = Sequence[tuple[float, float]]
 """(seconds since the start, seconds that all threads have waited by then)."""
 
@@ -73,26 +65,3 @@ def _thread_waits(pid: int) -> Iterator[tuple[int, float]]:
                 with contextlib.suppress(OSError, IndexError, ValueError):
                     text = (task / "schedstat").read_text(encoding="ascii")
                     yield int(task.name), int(text.split()[1]) / 1e9
-
-
-def busiest_others() -> list[str]:
-    """Return the processes that take most of the cores, but for this one and its descendants."""
-    ours = set(tree(os.getpid()))
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    before = {pid: processor_seconds(pid) for pid in pids if pid not in ours}
-    time.sleep(LOOK_S)
-    shares = {
-        pid: (now - then) / LOOK_S
-        for pid, then in before.items()
-        if then is not None and (now := processor_seconds(pid)) is not None
-    }
-    most = sorted(shares, key=lambda pid: -shares[pid])[:MOST_NAMED]
-    return [f"pid {pid}{_name(pid)}" for pid in most if shares[pid] >= BUSY_SHARE]
-
-
-def _name(pid: int) -> str:
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # it has ended
-        return ""
-    return f" ({name})" if name.isprintable() else ""

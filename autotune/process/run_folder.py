@@ -1,6 +1,6 @@
 """The files of one run. This class owns every path; nothing else joins path names.
 
-study.db          the Optuna study (unless another storage was asked for)
+study.db          the Optuna study (unless a variable names another storage)
 job.yaml          the job, resolved; of a script in its place script.json: its command, its limits
 run.json          how the run was started: version, study name, whether study.db holds it, time
 machine.json      device and stack at the start
@@ -48,6 +48,9 @@ _LINKED = {"output": True, "dataset": False, "tracking": False}
 OUTPUT = "AUTOTUNE_OUTPUT"
 """Variable with the folder that bundles train into, where a service hands them out: they must not
 train into the service's own folders."""
+STORAGE = "AUTOTUNE_STORAGE"
+"""Variable with the URL of the storage of a study, where it is not in the run's folder: a
+service's."""
 RESUMPTION = "AUTOTUNE_RESUMPTION"
 """Variable with the command that resumes a run, where a user cannot name its folder: a
 service's."""
@@ -241,24 +244,23 @@ class RunFolder:
                 raise user_error("the folder is not empty", where=str(self.path), hint=hint)
         refuse_used(self.path)
 
-    def check_storage(self, storage: str | None) -> None:
-        """Refuse a storage that does not hold this run's study (its URL is not kept: it may hold a
-        password).
+    def storage(self) -> str | None:
+        """Return the URL of the storage of this run's study; None: it is in `study.db`. The URL is
+        not kept: it may hold a password.
 
         Raises:
-            UserError: there is no run here, or its study is in another storage.
+            UserError: there is no run here, or the variable does not name its storage.
         """
-        own_storage = self.read(self.run).get("own_storage", True)
-        if own_storage and storage is not None:
-            raise user_error(
-                "the run keeps its study in study.db", where="--storage", hint="omit it"
-            )
-        if not own_storage and storage is None:
+        url = os.environ.get(STORAGE)
+        if self.read(self.run).get("own_storage", True):
+            return None
+        if not url:
             raise user_error(
                 "the run keeps its study in a storage of its own",
                 where=str(self.path),
-                hint="name that --storage again",
+                hint=f"set {STORAGE} to its URL again",
             )
+        return url
 
     def check_name(self) -> None:
         """Refuse a folder whose path libraries would take for another."""

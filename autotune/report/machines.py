@@ -320,28 +320,6 @@ def time_line(job: Job) -> str:
     )
 
 
-def count_lines(rows: Sequence[MachineRow]) -> Iterator[str]:
-    """Yield a line for each number of devices of one kind."""
-    for row in rows:
-        count = "1 device" if row.count == 1 else f"{row.count} devices"
-        if row.problem is not None:
-            yield f"{count}: cannot be: {row.problem}"
-            continue
-        bound = "at least " if row.at_least else ""
-        peak = f"{bound}{format_bytes(row.peak_memory_bytes)} of {format_bytes(row.limit_bytes)}"
-        if not row.safe:
-            word = f"may fit, with p(oom) {row.p_oom:.2f}" if row.fits else "nothing fits"
-            yield f"{count}: {word}; the least takes {peak} on each ({row.text})"
-            continue
-        speed = "" if row.tokens_per_s is None else f", {format_speed(row.tokens_per_s)} on all"
-        yield f"{count}: is safe; the fastest takes {peak} on each{speed}"
-        yield f"  {row.text}"
-        if row.packages:
-            yield f"  {install_text(row.packages)}"
-    if not rows[-1].safe:
-        yield "more of them were not tried: `autotune advise` says what else would help"
-
-
 def machines_plain(
     rows: Sequence[MachineRow],
     made: Sequence[Offer],

@@ -1,4 +1,4 @@
-"""The content of a report as headed sections with tables: what Markdown and HTML share. Pure."""
+"""The content of a report as headed sections with tables. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

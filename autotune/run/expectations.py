@@ -9,12 +9,7 @@ from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual, refined
-from autotune.estimate.speed.calibration import (
-    Coefficients,
-    calibrated,
-    rank_correlation,
-    top_k_regret,
-)
+from autotune.estimate.speed.calibration import Coefficients, calibrated
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.protocol import Measurement
 from autotune.search.record import Record
@@ -23,7 +18,6 @@ from autotune.space.memory_order import expected_leanness
 
 HOPELESS = 0.95
 """Candidates that run out of memory with more than this probability are never probed."""
-TOP = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,17 +146,12 @@ class Comparison:
         memory_errors: of each probe that was ok: corrected estimate over measurement, less 1.
         speed: the correction of step times, and its uncertainty.
         speed_errors: of each probe that was ok: corrected step time over measurement, less 1.
-        rank_correlation: Spearman's, of estimated and measured tokens/s; None: fewer than three.
-        top_regret: how much slower than the fastest measured is the best of those three that were
-            estimated fastest; None: no more than three.
     """
 
     residual: Residual
     memory_errors: tuple[float, ...]
     speed: Coefficients
     speed_errors: tuple[float, ...]
-    rank_correlation: float | None
-    top_regret: float | None
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready data."""
@@ -176,8 +165,6 @@ class Comparison:
             "speed_measurements": self.speed.measurements,
             "speed_error_median": _median(self.speed_errors),
             "speed_error_max": _most(self.speed_errors),
-            "speed_rank_correlation": self.rank_correlation,
-            f"speed_top_{TOP}_regret": self.top_regret,
         }
 
     def lines(self) -> list[str]:
@@ -193,17 +180,6 @@ class Comparison:
                     f"{what}, corrected by these probes, were off by "
                     f"{100 * median:.1f}% (median) and {100 * largest:.1f}% (most)"
                 )
-        if self.rank_correlation is not None:
-            line = (
-                f"estimated and measured tokens/s of {len(self.speed_errors)} probes: "
-                f"rank correlation {self.rank_correlation:.2f}"
-            )
-            if self.top_regret is not None:
-                line += (
-                    f"; the best of the {TOP} estimated fastest is {100 * self.top_regret:.1f}% "
-                    "slower than the fastest"
-                )
-            lines.append(line)
         return lines
 
 
@@ -218,7 +194,7 @@ def _most(errors: Sequence[float]) -> float | None:
 def compared(expectations: Expectations, records: Sequence[Record]) -> Comparison:
     """Hold the estimates of a run against its probes."""
     residual, speed = expectations.residual(records), expectations.speed(records)
-    errors, speed_errors, expected_s, measured_s = [], [], [], []
+    errors, speed_errors = [], []
     for estimate, measurement in expectations.pairs(records):
         if measurement.peak_memory_bytes:
             corrected = residual.corrected(estimate.own_reserved_bytes)
@@ -226,15 +202,9 @@ def compared(expectations: Expectations, records: Sequence[Record]) -> Compariso
             errors.append(corrected / process_bytes - 1)
         if estimate.time_parts is not None and measurement.step_time_s:
             speed_errors.append(speed.time_s(estimate.time_parts) / measurement.step_time_s - 1)
-        if measurement.tokens_per_s and estimate.tokens_per_s:
-            expected_s.append(1 / estimate.tokens_per_s)
-            measured_s.append(1 / measurement.tokens_per_s)
-    enough = len(measured_s) >= TOP
     return Comparison(
         residual=residual,
         memory_errors=tuple(errors),
         speed=speed,
         speed_errors=tuple(speed_errors),
-        rank_correlation=rank_correlation(expected_s, measured_s) if enough else None,
-        top_regret=top_k_regret(expected_s, measured_s, TOP) if len(measured_s) > TOP else None,
     )

@@ -135,7 +135,7 @@ class JobSession(Session):
         away = offloading(self.job, self.facts.device.kind)
         for index, change in enumerate([*away, *single_changes(self.job, nearest)]):
             try:
-                definition = load_definition(change.job.method, change.job.search_space)
+                definition = load_definition(change.job.method)
                 space = bind(definition, change.job, self.facts)
             except UserError:
                 continue
@@ -193,6 +193,5 @@ def render(
         python=sys.executable,
         output_dir=run.bundle_output,
         origin=found_by(probes, len(space.candidates), facts.device.name),
-        recipe_knobs=[knob.name for knob in space.free_knobs if knob.kind == "recipe"],
         verification=verification.plain() if verification is not None else None,
     )

@@ -9,7 +9,6 @@ from autotune.errors import Problem
 from autotune.job.job import Job
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.probe.outcome import busy_text
-from autotune.process.processor_load import busiest_others
 from autotune.process.progress import ProgressReader
 from autotune.process.run_folder import RunFolder
 from autotune.run.loop import no_time, nothing_since
@@ -53,14 +52,12 @@ def too_busy(session: Session, records: Sequence[Record], stop_reason: str) -> P
     if not waited:
         return None
     count = "1 probe" if len(waited) == 1 else f"{len(waited)} probes"
-    names = ", ".join(busiest_others())
-    of_others = f" ({names})" if names else ""
     since = f"; {stop_reason}" if nothing_since(session, records) else ""
     return Problem(
         where="",
         what=f"{busy_text(statistics.median(waited))} (threads waited for a core, in {count}); "
         f"so the fastest cannot be measured{since}",
-        hint=f"end the other computations here{of_others}, and go on with: "
+        hint="end the other computations here (`top` shows them), and go on with: "
         f"{session.run.resumption}; or rank what it is, with its errors and never as verified: "
         "--accept-noise",
     )

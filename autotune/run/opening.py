@@ -194,7 +194,7 @@ def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder
     that goes on is held against it.
 
     Raises:
-        UserError: the search space file has changed since.
+        UserError: it is another one now.
     """
     space = bind(definition, job, facts)
     keys = "\n".join(candidate.key for candidate in space.candidates)
@@ -206,7 +206,7 @@ def space_of(definition: SpaceDefinition, job: Job, facts: Facts, run: RunFolder
         raise user_error(
             "the search space has changed since this run started",
             where=str(run.path),
-            hint="restore the search space file, or start a new run",
+            hint="restore the packages and the version of autotune, or start a new run",
         )
     return space
 

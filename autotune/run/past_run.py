@@ -141,7 +141,7 @@ class PastRun:
         ]
 
 
-def reopen(path: Path, storage: str | None = None) -> PastRun:
+def reopen(path: Path) -> PastRun:
     """Return the run in a folder; nothing in it is changed or made. Its model and data may have
     gone.
 
@@ -149,7 +149,7 @@ def reopen(path: Path, storage: str | None = None) -> PastRun:
         UserError: there is none, or what it cannot do without is damaged.
     """
     run = RunFolder(path=path.absolute())
-    run.check_storage(storage)
+    storage = run.storage()
     name = study_name(run)
     refuse_script(run)
     facts = stored_facts(run)

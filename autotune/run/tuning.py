@@ -17,7 +17,7 @@ from autotune.job.yaml_file import to_yaml
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import write_json
-from autotune.process.run_folder import RunFolder
+from autotune.process.run_folder import STORAGE, RunFolder
 from autotune.run.conclusion import conclude, interrupted
 from autotune.run.deadline import Deadline, OutOfTime
 from autotune.run.history import History
@@ -66,7 +66,7 @@ def tune(
         if options is not None or not run.exists():
             text = to_yaml(job.plain())
             begin(run, text, options or Options(), own_storage=storage is None)
-        return tuned(run, opened, "--storage" if storage is not None else str(run.database))
+        return tuned(run, opened, STORAGE if storage is not None else str(run.database))
 
 
 def tuned(

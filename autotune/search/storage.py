@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from autotune.errors import AutotuneError, machine_error, user_error
+from autotune.process.run_folder import STORAGE
 
 WAIT_S = 120.0
 """Seconds that a run waits for a lost storage: a server that is restarted takes some."""
@@ -54,7 +55,7 @@ def open_storage(place: Path | str, *, make: bool) -> Any:
     except Exception as error:
         raise user_error(
             f"cannot open the study: {type(error).__name__}: {_database_message(error)}",
-            where=str(place) if isinstance(place, Path) else "--storage",
+            where=str(place) if isinstance(place, Path) else STORAGE,
             hint="an Optuna storage URL looks like `postgresql://user@host/database`",
         ) from None
 
@@ -100,15 +101,6 @@ def fault_of_file(database: Path, name: str) -> str | None:
     except sqlite3.DatabaseError as error:
         return str(error)
     return None if study_row else "it holds no study of this run"
-
-
-def holds_password(url: str) -> bool:
-    """True if the URL of a storage has a password in it."""
-    try:
-        parsed = make_url(url)
-    except Exception:  # what cannot be read is refused where it is opened
-        return False
-    return parsed.password is not None or "password" in parsed.query
 
 
 def _make(database: Path) -> None:

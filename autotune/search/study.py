@@ -18,16 +18,18 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import optuna
+from optuna.pruners import BasePruner
+from optuna.trial import FrozenTrial, TrialState
 from optuna.trial import Trial as Trial
-from optuna.trial import TrialState
 
 from autotune.errors import user_error
 from autotune.probe.outcome import WAITED, is_quiet
 from autotune.probe.protocol import Measurement
-from autotune.search.pruning import CannotWinPruner, best_stable_value
+from autotune.process.run_folder import STORAGE
 from autotune.search.record import Record, excess_bytes
 from autotune.search.repeats import SD_95
 from autotune.search.sampler.expected import key_of
@@ -47,6 +49,39 @@ AFTER_THE_LAST = 10**6
 """The step at which a stopped probe reports its measured speed."""
 _SILENT = ("busy", "interrupted")
 _NOT_RUNNING = ("timeout", "crash", "unstable", "unsupported")
+
+
+class CannotWinPruner(BasePruner):
+    """A pruner of trials whose last reported value is below the best stable trial's result.
+
+    What a probe reports is the optimistic end of its interval; so a probe that is stopped would
+    have had to beat its own upper bound to win.
+    """
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """True if `trial` cannot win any more."""
+        step = trial.last_step
+        if step is None:
+            return False
+        best = best_stable_value(study)
+        return best is not None and trial.intermediate_values[step] < best
+
+
+def best_stable_value(study: optuna.Study) -> float | None:
+    """Return the mean value of the best parameters whose trials all violate no constraint."""
+    values: dict[str, list[float]] = {}
+    excluded_keys = set()
+    states = (TrialState.COMPLETE, TrialState.PRUNED)
+    for trial in study.get_trials(deepcopy=False, states=states):
+        key = repr(sorted(trial.params.items()))
+        if any(v > 0 for v in trial.constraints.values()):
+            excluded_keys.add(key)
+        elif trial.state == TrialState.COMPLETE and trial.value is not None:
+            values.setdefault(key, []).append(trial.value)
+    return max(
+        (fmean(readings) for key, readings in values.items() if key not in excluded_keys),
+        default=None,
+    )
 
 
 class Study:
@@ -291,6 +326,6 @@ def _study_in(storage: Any, name: str) -> optuna.Study:
     except KeyError:
         raise user_error(
             f"it holds no study `{name}`",
-            where="--storage",
+            where=STORAGE,
             hint="name the storage that the run was started with",
         ) from None

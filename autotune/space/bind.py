@@ -10,7 +10,6 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job, KnobValue
-from autotune.job.methods import METHODS
 from autotune.space.batch import TRL_ROLLOUT_BATCH, generation_batches, micro_batches, quarters
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import (
@@ -21,7 +20,6 @@ from autotune.space.definition import (
     GROWING,
     JOB_BATCH,
     JOB_MAX_LENGTH,
-    LARGER_SIZES,
     ONE_EACH,
     QUARTERS,
     SIZES,
@@ -38,7 +36,6 @@ from autotune.space.knobs import (
     MICRO_BATCH,
     ROLLOUT_CHUNK,
     TENSOR_PARALLEL,
-    VLLM_SHARE,
     BoundKnob,
     Candidate,
     Knob,
@@ -48,8 +45,7 @@ from autotune.space.notes import space_notes
 from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import divides_base
-from autotune.space.sharding.deepspeed import bucket_sizes, default_size
-from autotune.space.sharding.sharding import DISTRIBUTED_TYPE
+from autotune.space.sharding.deepspeed import default_size
 from autotune.space.trl_config import SettingsOfJob, resolve_dtype, resolve_precision
 from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm.server import searched_sizes, server_share
@@ -149,7 +145,6 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     Raises:
         UserError: a pinned value cannot be, or nothing is feasible; the reasons are named.
     """
-    _check_sharing(definition, job)
     _check_device(job, facts.device)
     shape = JobShape.of(job)
     fixed_facts = space_facts(shape, facts)
@@ -210,23 +205,6 @@ def _bind_knob(knob: Knob, shape: JobShape, facts: Facts, bound_values: Bound) -
         values=tuple(values),
         default=default if default in values or knob.name == MICRO_BATCH else values[0],
         why=knob.why,
-    )
-
-
-def _check_sharing(definition: SpaceDefinition, job: Job) -> None:
-    """Refuse several processes where no knob says how they share a training."""
-    if job.devices.total == 1 or definition.knob(DISTRIBUTED_TYPE):
-        return
-    raise UserError(
-        Problem(
-            where=definition.name,
-            what=f"the job asks for {job.devices.total} devices, "
-            "but this space has no knobs that spread a training over them",
-            hint="take `num_processes`, `distributed_type` and their rules over from "
-            "search_spaces/ppo.yaml: PPO trains with DDP alone"
-            if METHODS[job.method].value_model
-            else "add the line `include: sharding.yaml` to it",
-        )
     )
 
 
@@ -298,8 +276,6 @@ def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_va
         return _shares(shape, facts, bound_values)
     if word == DEFAULT_SIZE:
         return [default_size(name, facts.model.hidden_size)]
-    if word == LARGER_SIZES:
-        return bucket_sizes(name, facts.model.hidden_size)
     return word
 
 
@@ -312,10 +288,6 @@ def _segments(facts: Facts) -> list[bool]:
 
 
 def _shares(shape: JobShape, facts: Facts, bound_values: Bound) -> list[float]:
-    for name in (GENERATION_BATCH, COMPLETION):
-        if name not in bound_values:
-            what = f"`{VLLM_SHARE}` must stand below `{name}`, from which it follows"
-            raise UserError(Problem(where="search_space", what=what))
     shares = {
         needed_share(shape.job, facts, max(generation_batch // processes, 1), length, size)
         for processes in shape.process_counts

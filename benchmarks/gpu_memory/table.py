@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from autotune.estimate.residual import Residual
-from autotune.plain_data import from_plain
-from autotune.probe.protocol import Measurement
-from autotune.run.expectations import TOP, Expectations, compared
-from autotune.search.record import Record
-from autotune.space.knobs import from_knobs
 from benchmarks.gpu_memory.cases import PATH_KNOBS
+from benchmarks.ranking import rank_correlation, top_k_regret
 
 Row = dict[str, Any]
 FIGURES = {
@@ -22,6 +17,7 @@ FIGURES = {
     "The whole process": ("peak_memory_bytes", "peak_memory_bytes"),
 }
 MIB = 2**20
+TOP = 3
 
 
 def table(predicted: Row, rows: Sequence[Row], planned: int) -> str:
@@ -177,26 +173,16 @@ def _ranks(probes: Sequence[Row]) -> str:
     ]
     for case in sorted({row["case"] for row in probes}):
         some = [row for row in probes if row["case"] == case]
-        records = [
-            Record(
-                number=number,
-                candidate=from_knobs(row["knobs"]),
-                measurement=Measurement.from_plain(row["measurement"]),
-            )
-            for number, row in enumerate(some)
-        ]
-        plain = {one.candidate.key: row["estimate"] for one, row in zip(records, some, strict=True)}
-        prior = vars(Residual())
-        held = {"estimates": plain, "prior": prior, "limit_bytes": some[0]["limit_bytes"]}
-        found = compared(from_plain(Expectations, held), records)
-        ratios = [
-            row["measurement"]["tokens_per_s"] / row["estimate"]["tokens_per_s"]
+        speeds = [
+            (row["estimate"]["tokens_per_s"], row["measurement"]["tokens_per_s"])
             for row in some
             if row["measurement"]["outcome"] == "ok" and row["estimate"]["tokens_per_s"]
         ]
+        ratios = [measured / estimated for estimated, measured in speeds]
         ok = sum(row["measurement"]["outcome"] == "ok" for row in some)
-        rank = "-" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
-        regret = "-" if found.top_regret is None else f"{found.top_regret:.1%}"
+        times = [[1 / speed for speed in each] for each in zip(*speeds, strict=True)]
+        rank = f"{rank_correlation(*times):.2f}" if len(speeds) >= TOP else "-"
+        regret = f"{top_k_regret(*times, TOP):.1%}" if len(speeds) > TOP else "-"
         ratio = f"{median(ratios):.2f}" if ratios else "-"
         lines.append(f"| {case} | {ok} | {rank} | {regret} | {ratio} |")
     return "\n".join(lines)

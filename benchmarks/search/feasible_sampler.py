@@ -18,9 +18,9 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.pruning import best_stable_value
 from autotune.search.sampler.expected import Params, key_of
 from autotune.search.sampler.sampler import FIXED
+from autotune.search.study import best_stable_value
 
 PROPOSALS = 32
 STARTUP_TRIALS = 5

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean, mean, median
 from typing import Any
 
-from autotune.estimate.speed.calibration import calibrated, rank_correlation, top_k_regret
+from autotune.estimate.speed.calibration import calibrated
 from autotune.estimate.speed.step_time import TERMS, TimeParts
+from benchmarks.ranking import rank_correlation, top_k_regret
 
 Row = dict[str, Any]
 CLOSE = 1.02

@@ -133,20 +133,6 @@ def test_a_chat_template_that_grows_is_given_up_by_the_size_of_the_work(
     assert told.startswith("error: dataset: looking at it took more than 1 GiB of the host's")
 
 
-def test_a_text_does_not_let_a_model_bring_code(autotune: Command) -> None:
-    write_rows(autotune.folder, ROWS, model_type="evil", auto_map=REMOTE)
-    mark = give_code(autotune.folder)
-    space = "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1]}\n"
-    space += "  trust_remote_code: {kind: recipe, values: ['no']}\n"
-    (autotune.folder / "space.yaml").write_text(space, encoding="utf-8")
-    job = json.loads((autotune.folder / "job.yaml").read_text(encoding="utf-8"))
-    pins = {"trust_remote_code": "no"}
-    job |= {"model": "./model", "search_space": "space.yaml", "fixed": pins}
-    (autotune.folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
-    assert "`trust_remote_code` must be true or false" in autotune.refused("validate", "job.yaml")
-    assert not mark.exists()
-
-
 def test_pickles_and_data_from_elsewhere_are_refused(autotune: Command) -> None:
     write_rows(autotune.folder, ROWS)
     (autotune.folder / "model" / "pytorch_model.bin").write_bytes(b"x")

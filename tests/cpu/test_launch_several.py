@@ -110,7 +110,6 @@ def write_bundle(folder: Path, material: Path, name: str) -> None:
         python=sys.executable,
         output_dir=str(folder.parent / "trained"),
         origin="Made by a test.",
-        recipe_knobs=(),
         verification=None,
     )
     folder.mkdir(parents=True)

@@ -4,7 +4,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -397,18 +397,6 @@ def method_of(candidate: Any) -> Any:
     return candidate["estimate"]["method"]
 
 
-def test_how_few_devices_would_do_is_told_with_a_way_to_use_them(plans: Plans) -> None:
-    asked = ("limits", "job.yaml", "--device", "h200", "--of", "devices")
-    answer = json.loads(plans.command(*asked, "--json"))
-    (row,) = answer["machines"]
-    assert (row["machine"], row["count"], row["safe"]) == ("1xh200", 1, True)
-    alone = plans("--device", "h200")["answer"]
-    for name in ("knobs", "peak_memory_bytes", "tokens_per_s", "job_s"):
-        assert row[name] == alone[name]
-    assert plans.command(*asked) == "\n".join(answer["lines"]) + "\n"
-    assert answer["lines"][0].startswith("1 device: is safe; the fastest takes ")
-
-
 def test_the_largest_micro_batch_is_that_of_a_plan_of_the_leanest(plans: Plans) -> None:
     asked = ("--device", "memory=1200MiB")
     planned = by_micro_batch(plans(*asked))
@@ -427,9 +415,7 @@ def test_what_cannot_be_divided_and_too_little_said_are_refused(plans: Plans) ->
     refused = plans.command.refused("plan", "job.yaml", "--device", "h200", "--devices", "3")
     assert "8 rows cannot be divided among 3 devices" in refused
     assert "the nearest batches that can are 6 or 9" in refused
-    both = ("--device", "h200", "--of", "devices", "--devices", "2")
-    assert "looks for their number" in plans.command.refused("limits", "job.yaml", *both)
-    several = ("limits", "job.yaml", "--device", "h100,l40s", "--of", "devices")
+    several = ("limits", "job.yaml", "--device", "h100,l40s", "--of", "max_length")
     assert "`h100,l40s` names several devices" in plans.command.refused(*several)
     assert "a job is needed" in plans.command.refused("plan", "--max-length", "64")
 
@@ -444,7 +430,7 @@ def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans:
     folder = plans.command.folder / "run"
     stored = json.loads((folder / "estimates.json").read_text(encoding="utf-8"))
     assert (len(stored["estimates"]), stored["limit_bytes"]) == (4, limit)
-    past = reopen(folder, None)
+    past = reopen(folder)
     expectations, records = past.expectations, list(past.records)
     assert expectations is not None
     candidates = past.space.candidates
@@ -465,46 +451,4 @@ def test_a_run_never_probes_what_is_hopeless_and_reports_what_it_expected(plans:
     assert measured > 0
     assert report["estimates"]["residual"]["measurements"] == measured
     assert 0 <= report["estimates"]["memory_error_max"] < 0.3
-    assert "expected peak" in plans.command("report", "run")
-
-
-@pytest.fixture
-def without_ppo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A TRL as 1.13 and later are. What is read of it is kept for no later test."""
-    from autotune.facts import stack
-
-    gone = {**stack.METHODS, "ppo": replace(stack.METHODS["ppo"], source="not/there.py")}
-    monkeypatch.setattr(stack, "METHODS", gone)
-    stack.training_fields.cache_clear()
-    stack.field_types.cache_clear()
-    yield
-    stack.training_fields.cache_clear()
-    stack.field_types.cache_clear()
-
-
-@pytest.mark.usefixtures("without_ppo")
-def test_ppo_with_a_trl_that_has_it_no_more_names_the_ways_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from autotune.cli.job_options import load
-    from autotune.errors import UserError
-
-    monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "cache"))
-    model = write_model(tmp_path / "model", LLAMA)
-    sets = (
-        "method=ppo",
-        "dataset={lengths: {max: 40}}",
-        "global_batch_size=8",
-        "training={kl_coef: 0.1}",
-    )
-    flags = dict.fromkeys(
-        ("model", "method", "dataset", "tuning", "global_batch_size", "max_length", "budget")
-    )
-    flags["model"] = str(model)
-    with pytest.raises(UserError) as caught:
-        load(None, sets, flags)
-    (problem,) = caught.value.problems
-    assert problem.where == "method"
-    assert "has no PPOTrainer: 1.12 is the last that has it" in problem.what
-    assert problem.hint is not None and "pip install trl==1.12.0" in problem.hint
-    assert "`method: rloo` or `method: grpo`, which need no value model" in problem.hint
+    assert "estimated peak" in plans.command("report", "run")

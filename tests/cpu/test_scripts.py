@@ -1,5 +1,6 @@
 """Scripts that others wrote, searched as they are: TRL's own, and what users write."""
 
+import html
 import json
 import os
 import subprocess
@@ -111,9 +112,9 @@ def test_trls_sft_is_searched_and_its_launch_script_trains(
     assert (again["knobs"], again["probes"]) == (knobs, found["probes"])
     assert "only the budget" in autotune.refused("run", "--resume", "run", "--set", "headroom=0.2")
     assert "it is the run of a script" in autotune.refused("verify", "run")
-    report = autotune("report", "run", "--html", "report.html", "--markdown", "report.md")
+    report = autotune("report", "run", "--html", "report.html")
     assert f"recommended: probe {found['probe']}" in report
-    page = (autotune.folder / "report.md").read_text(encoding="utf-8")
+    page = html.unescape((autotune.folder / "report.html").read_text(encoding="utf-8"))
     again = "autotune run --command --set budget.probes=1 --set devices.memory=3GiB --set fixed."
     assert "SFTTrainer" in page and again in page and f"false -- {sys.executable}" in page
     assert "A script is not traced" in page and "autotune verify" not in page

@@ -27,7 +27,6 @@ class Case:
     facts: Facts
     python: str = "/opt/venv/bin/python"
     output_dir: str = "/runs/mine/output"
-    recipe_knobs: tuple[str, ...] = ()
     verification: dict[str, Any] | None = None
 
     def files(self) -> dict[str, str]:
@@ -39,7 +38,6 @@ class Case:
             python=self.python,
             output_dir=self.output_dir,
             origin=found_by(12, 640, self.facts.device.name),
-            recipe_knobs=self.recipe_knobs,
             verification=self.verification,
         )
 
@@ -135,7 +133,6 @@ def _cpu_lora() -> Case:
             training={"lora_alpha": 8, "max_steps": 50},
         ),
         facts=make_facts(),
-        recipe_knobs=("lora_r",),
         verification={"verified": False, "reason": "the launch ended with exit code 1"},
     )
 

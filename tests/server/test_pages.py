@@ -81,7 +81,7 @@ def test_a_plan_answers_with_numbers_choices_and_files(
     assert page.locator("#choices + p + .scroll tbody tr, #choices + .scroll tbody tr").count() > 1
     assert page.locator(".bar rect").count() > 2
     page.click("text=What the words mean")
-    expect(page.locator("#legend")).to_contain_text("micro-batch")
+    expect(page.locator("#legend")).to_contain_text("rows in a forward pass")
     expect(page.locator("#waited")).to_contain_text("from asking to answer")
     link = page.get_attribute("text=Download the bundle", "href")
     archive = requests.get(f"{service_url.url}{link}", timeout=60)

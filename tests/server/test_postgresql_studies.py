@@ -65,12 +65,12 @@ def test_one_that_stays_away_is_a_message(
     trial, _ = study.ask()
     server.stop()
     try:
-        with pytest.raises(MachineError) as caught, faults_of_storage("--storage"):
+        with pytest.raises(MachineError) as caught, faults_of_storage("AUTOTUNE_STORAGE"):
             study.tell(trial, ok(5.0))
     finally:
         server.start()
     message = str(caught.value)
-    assert message.startswith("--storage: the storage of the study failed: connection ")
+    assert message.startswith("AUTOTUNE_STORAGE: the storage of the study failed: connection ")
     assert "resume the run" in message and PASSWORD not in message
 
 

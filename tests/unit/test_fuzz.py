@@ -87,16 +87,6 @@ def test_a_job_that_is_damaged_is_answered_in_words(tmp_path: Path) -> None:
     assert_answered(files, folder, ["validate", str(folder / "job.yaml")], {0, 2})
 
 
-def test_a_search_space_that_is_damaged_is_answered_in_words(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    job = write_job(tmp_path / "whole", search_space=str(tmp_path / "damaged" / "sft.yaml"))
-    files = {
-        name: (ROOT / "search_spaces" / name).read_text(encoding="utf-8")
-        for name in ("sft.yaml", "sharding.yaml")
-    }
-    assert_answered(files, tmp_path / "damaged", ["validate", str(job)], {0, 2})
-
-
 @pytest.mark.usefixtures("quick_checks")
 @pytest.mark.parametrize("case", ["zero3", "fsdp2"])
 def test_the_files_of_a_launch_that_are_damaged_are_answered_in_words(

@@ -101,8 +101,6 @@ BOMB = "a: &a [1, 2]\n" + "".join(
 def test_files_that_a_job_names_are_regular_and_of_a_sane_size(tmp_path: Path, kind: str) -> None:
     file = odd_file(tmp_path / "odd.yaml", kind)
     assert refused("validate", file)
-    job = write_job(tmp_path, search_space=str(file))
-    assert refused("validate", job)
     told = refused("validate", write_job(tmp_path), "--set", "lora_r=&a [*a]")
     assert "cannot read the value of `lora_r=&a [*a]`" in told
 
@@ -112,8 +110,6 @@ def test_files_that_a_flag_names_are_regular_and_of_a_sane_size(tmp_path: Path, 
     file = tmp_path / "odd"
     if kind != "missing":
         odd_file(file, kind)
-    run = ("run", write_job(tmp_path), "--out", tmp_path / "run", "--storage", f"@{file}")
-    assert "file with the URL of a storage" in refused(*run)
     worker = ("worker", "--server", "http://localhost:1", "--folder", tmp_path / "works")
     assert "file with a token" in refused(*worker, "--token-file", file)
     assert "file of settings" in refused("serve", "--runs", tmp_path / "s", "--config", file)

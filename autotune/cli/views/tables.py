@@ -1,101 +1,47 @@
 """Tables of candidates and probes, for people. Pure: values in, rich renderables out."""
 
-from collections.abc import Sequence
-
 from rich.markup import escape
 from rich.table import Table
 
 from autotune.cli.views.console import PlainConsole
 from autotune.probe.protocol import Measurement
-from autotune.report.content import Content, Line
+from autotune.report import sections
+from autotune.report.content import Content
+from autotune.report.sections import NOTHING
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import Candidate, value_label
 from autotune.units import format_bytes, format_seconds
 
 LEAST = 16
 """Columns that a candidate's words have at least."""
-SIGNS = {
-    "~": "~: estimated; the other speeds are measured",
-    ">": ">: at least; it ran out of memory before its peak",
-    ",": "of several probes of one candidate: their mean speed, the highest peak",
-}
+_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", NOTHING: ""})
 
 
-def lines_table(lines: Sequence[Line], width: int) -> Table:
-    """Return a row for each candidate that was probed: one speed, measured or, with `~`, estimated.
+def report_table(table: sections.Table, width: int) -> Table:
+    """Return a table of a report: a candidate's words are cut to fit, and left out where there is
+    no room for them.
 
     Args:
-        width: columns there are; the candidate's words are cut to fit.
+        width: columns there are.
     """
-    heads = ("probe", "candidate", "tokens/s", "peak", "outcome")
-    rows = [(_numbers(line), line.candidate, *_cells(line), line.outcome) for line in lines]
-    taken = sum(max(map(len, column)) for column in zip(heads, *rows, strict=True)) - max(
-        (len(line.candidate) for line in lines), default=len("candidate")
-    )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in heads:
-        right = name in ("probe", "tokens/s", "peak")
-        room = max(width - taken - 2 * (len(heads) - 1), LEAST) if name == "candidate" else None
-        table.add_column(
-            name,
-            justify="right" if right else "left",
+    rows = [[cell.translate(_ASCII) for cell in row] for row in table.rows]
+    heads = [head.removesuffix("#") for head in table.heads]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    words = heads.index("candidate")
+    room = width - sum(widths) + widths[words] - 2 * (len(heads) - 1)
+    shown = [place for place in range(len(heads)) if place != words or room >= LEAST]
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for place in shown:
+        made.add_column(
+            heads[place],
+            justify="right" if table.heads[place].endswith("#") else "left",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=room,
+            max_width=room if place == words else None,
         )
     for row in rows:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _numbers(line: Line) -> str:
-    return ",".join(map(str, line.numbers))
-
-
-def _cells(line: Line) -> tuple[str, str]:
-    """Return the speed and the peak of a candidate."""
-    peak, least = line.peak_memory_bytes, line.least_bytes
-    size = f">{format_bytes(least)}" if least else format_bytes(peak) if peak else ""
-    if line.tokens_per_s is not None:
-        noise = line.uncertainty
-        error = "" if noise is None else f" +-{100 * noise:.1f}%"
-        return f"{line.tokens_per_s:.0f}{error}", size
-    speed = None if line.expected is None else line.expected.tokens_per_s
-    return "" if speed is None else f"~{speed:.0f}", size
-
-
-def signs(lines: Sequence[Line]) -> list[str]:
-    """Return what the signs of that table mean, of those that it has."""
-    cells = [(*_cells(line), _numbers(line)) for line in lines]
-    texts = {
-        "~": any(speed.startswith("~") for speed, _, _ in cells),
-        ">": any(size.startswith(">") for _, size, _ in cells),
-        ",": any("," in numbers for _, _, numbers in cells),
-    }
-    return [SIGNS[sign] for sign, is_there in texts.items() if is_there]
-
-
-def expected_table(lines: Sequence[Line]) -> Table | None:
-    """Return what was expected beside what was measured; None: there is nothing to compare."""
-    rows = [
-        [
-            str(line.numbers[0]),
-            "" if line.tokens_per_s is None else f"{line.tokens_per_s:.0f}",
-            "" if expected.tokens_per_s is None else f"{expected.tokens_per_s:.0f}",
-            "" if line.peak_memory_bytes is None else format_bytes(line.peak_memory_bytes),
-            format_bytes(expected.peak_memory_bytes),
-        ]
-        for line in lines
-        if (expected := line.expected) is not None
-    ]
-    if not rows:
-        return None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("probe", "tokens/s", "expected tokens/s", "peak", "expected peak"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+        made.add_row(*(escape(row[place]) for place in shown))
+    return made
 
 
 def measurement_table(candidate: Candidate, measurement: Measurement) -> Table:
@@ -156,15 +102,13 @@ def print_report(content: Content, console: PlainConsole) -> None:
         soft = not console.is_terminal
         console.print(text, highlight=False, markup=False, soft_wrap=soft)
 
-    console.print(lines_table(content.lines, console.width))
-    for line in signs(content.lines):
-        say(line)
+    parts = {section.name: section for section in sections.sections(content)}
+    for name in ("candidates", "expected"):
+        for table in parts[name].tables:
+            console.print(report_table(table, console.width))
+            say()
     if content.shared:
         say(f"all: {content.shared}")
-    expected = expected_table(content.lines)
-    if expected is not None:
-        say()
-        console.print(expected)
     for line in [
         *content.compared,
         *content.unprobed,

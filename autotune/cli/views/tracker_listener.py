@@ -26,12 +26,9 @@ class TrackerListener(Sending):
         quiet: whether nothing is said as the run goes; a tracker that fails is named all the same.
     """
 
-    def __init__(
-        self, tools: Sequence[str], run: RunFolder, storage: str | None, *, quiet: bool
-    ) -> None:
+    def __init__(self, tools: Sequence[str], run: RunFolder, *, quiet: bool) -> None:
         super().__init__(tools, run, self._tell)
         self._chosen, self._quiet, self._view = bool(tools), quiet, Listener()
-        self._storage = storage
         self._job: Job | None = None
 
     def beside(self, view: Listener) -> Listener:
@@ -62,7 +59,7 @@ class TrackerListener(Sending):
 
     def _past(self) -> tuple[PastRun, TrackedRun]:
         """Return the run as it is on disk, and what trackers are told of it."""
-        past = reopen(self._run.path, self._storage)
+        past = reopen(self._run.path)
         return past, tracked_run(past.job, past.facts, past.run)
 
     def _tell(self, text: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.plan.questions.ppo_to_grpo import WITHOUT_A_VALUE_MODEL, in_place_of_ppo
 from autotune.probe.protocol import Measurement
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
@@ -48,7 +47,6 @@ _EFFECTS = {
     "qlora": "adapters are trained, on a base that is rounded to 4 bits",
     "optim": "the optimizer's steps are less exact",
     "max_length": "longer rows are cut or left out",
-    "method": "another method learns from the same rewards",
     GLOBAL_BATCH: "an update sees fewer answers",
     GROUP: "an answer is compared with fewer others",
     COMPLETION: "longer answers are cut",
@@ -124,7 +122,6 @@ def single_changes(job: Job, nearest: Candidate) -> Iterator[Change]:
     yield from _lighter_optimizers(job, nearest)
     yield from _shorter_completions(job, nearest)
     yield from _fewer_completions(job, nearest)
-    yield from _without_a_value_model(job)
     length = nearest.values.get("max_length", job.max_length)
     for part in (2, 4):
         shorter = length // part if isinstance(length, int) else None
@@ -171,17 +168,6 @@ def _fewer_completions(job: Job, nearest: Candidate) -> Iterator[Change]:
         yield Change(field=GLOBAL_BATCH, text=text, kind="recipe", job=fewer)
     if isinstance(group, int) and group >= 4 and group % 2 == 0:
         yield _recipe(job, GROUP, group // 2, f"`{GROUP}: {group // 2}`")
-
-
-def _without_a_value_model(job: Job) -> Iterator[Change]:
-    """Yield RLOO and GRPO in place of PPO."""
-    for method in WITHOUT_A_VALUE_MODEL if METHODS[job.method].value_model else ():
-        alternative = in_place_of_ppo(job, method)
-        if alternative is not None:
-            text = (
-                f"`method: {method}` in place of `ppo`, with groups of {alternative.fixed[GROUP]}"
-            )
-            yield Change(field="method", text=text, kind="recipe", job=alternative)
 
 
 def offloading(job: Job, device_kind: str) -> Iterator[Change]:

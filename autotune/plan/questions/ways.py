@@ -73,7 +73,7 @@ class ChangedJob:
     def space(self) -> SearchSpace | None:
         """The space of the job; None: it has none."""
         try:
-            definition = load_definition(self.job.method, self.job.search_space)
+            definition = load_definition(self.job.method)
             return planned_space(definition, self.job, self.estimator.facts)
         except UserError:
             return None

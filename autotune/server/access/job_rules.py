@@ -79,7 +79,7 @@ PLAIN = (
     *("headroom", "global_batch_size", "max_length", "devices", "budget", "columns"),
 )
 """Fields whose types and bounds say all: words of a list, numbers, names of columns."""
-SPECIAL = ("reward_funcs", "search_space", "training")
+SPECIAL = ("reward_funcs", "training")
 _WORD = re.compile(r"\w[\w.+-]{0,63}|[1-9]\d{0,9} tokens", re.ASCII)
 _TOKEN = re.compile(r"[^\s\x00-\x1f/\\]{1,64}")
 _TRL_REWARDS = re.compile(r"[a-z_]+_reward|get_soft_overlong_punishment", re.ASCII)
@@ -120,9 +120,6 @@ def refused_fields(
     for field in WORDS:
         if isinstance(value := job.get(field), str) and not _is_word(value):
             yield _problem(f"`{field}: {value[:80]}` must be a word", field)
-    if job.get("search_space"):
-        hint = "a search space of one's own is a file; pin or list knobs in the job"
-        yield _problem(_not_taken("search_space"), "search_space", hint=hint)
     yield from _rewards(job.get("reward_funcs"), allowed)
     yield from _knobs(job, allowed)
     training = job.get("training")

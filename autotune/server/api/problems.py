@@ -32,7 +32,7 @@ _TITLES = {
 }
 
 
-_OF_JOBS = ("/plans", "/runs", "/plan")
+_OF_JOBS = ("/plans", "/runs", "/")
 """Paths that take jobs, of the API and of pages."""
 _JOB_TITLE = "The job cannot be taken"
 

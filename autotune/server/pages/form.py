@@ -54,7 +54,7 @@ class JobForm(Value):
     kind: Kind = "plan"
     text: str = ""
     """The box: a name, a config.json, a job, or another tool's file. Empty: the parent's job."""
-    device: Annotated[str, Field(max_length=100)] = ""
+    device: Annotated[str, Field(max_length=500)] = ""
     count: _Word = ""
     method: _Word = "sft"
     tuning: _Word = "lora"

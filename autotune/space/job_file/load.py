@@ -176,24 +176,14 @@ class _Loading(Draft):
 
     def definition(self, sets: Sequence[str]) -> SpaceDefinition:
         """Return the search space, before anything is judged: names are judged by it."""
-        data, base = dict(self._data), self._base
+        method = self._data.get("method")
         for text in sets:
             key, _, value = text.partition("=")
-            if key in ("search_space", "method"):
-                data[key] = None if value == "null" else value.strip("\"'") or None
-                base = Path.cwd() if key == "search_space" else base
-        self._method = METHODS.get(str(data.get("method")), SFT)
-        space = data.get("search_space")
-        if isinstance(space, str):
-            space = absolute_path(space, base)
-        return load_definition(self._method.name, space if isinstance(space, str) else None)
+            method = value.strip("\"'") if key == "method" else method
+        self._method = METHODS.get(str(method), SFT)
+        return load_definition(self._method.name)
 
     def _check_names(self, definition: SpaceDefinition) -> None:
-        if self._method.online:
-            for name in self._method.knobs:
-                if definition.knob(name) is None:
-                    what = f"`{name}` must be a knob of a space of `{self._method.name}`"
-                    self._problems.append(Problem(where=definition.name, what=what))
         knobs = {knob.name: knob for knob in definition.knobs}
         pinned = self._data.get("fixed")
         for section in ("fixed", "recipe"):
@@ -322,8 +312,6 @@ def with_places(job: Job, base_of: BaseOf) -> Job:
     if job.reward_model_path is not None:
         base = base_of(("reward_model_path",))
         fields["reward_model_path"] = _model(job.reward_model_path, base)
-    if job.search_space is not None:
-        fields["search_space"] = absolute_path(job.search_space, base_of(("search_space",)))
     if isinstance(job.training.get("output_dir"), str):
         base = base_of(("training", "output_dir"))
         output = absolute_path(job.training["output_dir"], base)
@@ -334,7 +322,7 @@ def with_places(job: Job, base_of: BaseOf) -> Job:
 def wrong_places(job: Job) -> Iterator[tuple[str, str, str | None]]:
     """Yield (field, what is wrong, what to do) of the files and folders that a job names, as
     absolute paths. Of models only vLLM takes a path for a pattern."""
-    for field in ("model", "dataset", "search_space", "reward_model_path"):
+    for field in ("model", "dataset", "reward_model_path"):
         path = getattr(job, field)
         if not (isinstance(path, str) and path.startswith("/")):
             continue

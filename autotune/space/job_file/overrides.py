@@ -38,7 +38,7 @@ OWNERS = {
 SECRETS = ("hub_token", "push_to_hub_token", "token", "use_auth_token")
 """Fields, of `training` or of a mapping in it, that a bundle, a run and their logs would keep."""
 
-_VERBATIM = ("model", "dataset", "dataset_config", "search_space")
+_VERBATIM = ("model", "dataset", "dataset_config")
 """Fields whose value in a flag is a name: no character of it is taken for YAML syntax."""
 _MOST_LOOKED_UP = 100
 """Unknown names whose nearest is looked up: it takes a while, and nobody reads more."""

@@ -158,19 +158,3 @@ def default_size(knob: str, hidden_size: int | None) -> int:
         return WITHOUT_HIDDEN_SIZE[knob]
     square = hidden_size * hidden_size
     return {BUCKET_SIZE: square, PREFETCHED: int(0.9 * square), PERSISTENCE: 10 * hidden_size}[knob]
-
-
-def bucket_sizes(knob: str, hidden_size: int | None) -> list[int]:
-    """Return the sizes that are worth a try, in elements: that of transformers, and larger ones.
-
-    A weight that is larger than its bucket is exchanged by itself. With `h` for the hidden size,
-    4 h^2 is one matrix of an MLP that is four times as wide as the model, 12 h^2 all of a layer
-    (Kaplan et al., "Scaling Laws for Neural Language Models", arXiv:2001.08361, section 2.1); 100 h
-    keeps a matrix of LoRA at the hidden size whole up to a rank of 100, 10 h up to 10 only.
-    """
-    first = default_size(knob, hidden_size)
-    if not hidden_size:
-        return [first]
-    if knob == PERSISTENCE:
-        return [first, 100 * hidden_size]
-    return [first, 4 * hidden_size**2, 12 * hidden_size**2]

@@ -3,19 +3,14 @@
 import dataclasses
 
 import pytest
-from click.testing import CliRunner
 
-from autotune.cli import main
 from autotune.errors import UserError
 from autotune.facts.device_kinds import device_kinds, facts_of, find_kind
 from autotune.plan.exchange import UNKNOWN_NETWORK, exchanged, with_exchange
 from autotune.probe.survey import refuse_untried
-from autotune.space.bind import bind
-from autotune.space.definition import load_definition
 from autotune.space.sharding.sharding import sharding_of
 from autotune.space.trl_config import settings
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
-from tests.unit.loading import load
 
 PINS = {"distributed_type": "DEEPSPEED", "zero_stage": 3, "offload_optimizer_device": "none"}
 
@@ -81,23 +76,6 @@ def test_processes_are_spread_evenly_over_the_machines():
     assert {candidate["num_processes"] for candidate in make_space(job, facts()).candidates} == {4}
 
 
-def test_a_rule_may_ask_for_the_number_of_machines(tmp_path):
-    text = "method: sft\ninclude: sharding.yaml\nknobs:\n"
-    text += "  per_device_train_batch_size: {kind: speed, values: [1, 2], why: x}\n"
-    text += "  optim: {kind: speed, values: [adamw_torch], why: x}\n"
-    text += "rules:\n  - forbid: {device.nodes: {above: 1}, per_device_train_batch_size: 1}\n"
-    text += "    reason: machines\n"
-    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    (tmp_path / "m").mkdir()
-    (tmp_path / "d").mkdir()
-    job_text = "search_space: mine.yaml\nglobal_batch_size: 12\ndevices: {count: 2, nodes: 3}\n"
-    job = load(tmp_path, job_text)
-    assert (job.devices.total, job.devices.nodes) == (6, 3)
-    space = bind(load_definition("sft", str(tmp_path / "mine.yaml")), job, facts())
-    assert {candidate.micro_batch for candidate in space.candidates} == {2}
-    assert "machines" in [exclusion.reason for exclusion in space.exclusions]
-
-
 def test_a_server_of_vllm_is_planned_on_one_machine():
     job = job_of(8, 2, method="grpo", max_length=None, fixed={"use_vllm": True})
     with pytest.raises(UserError, match="vLLM is planned on one machine"):
@@ -109,13 +87,6 @@ def test_a_run_on_several_machines_is_refused_with_what_can_be_done():
         refuse_untried(job_of(1, 2))
     assert "--nodes 2" in caught.value.problems[0].hint
     refuse_untried(job_of(2, 1))
-
-
-def test_how_few_devices_would_do_goes_with_no_number_of_machines():
-    words = ["limits", "job.yaml", "--device", "h100", "--of", "devices", "--nodes", "2"]
-    completed = CliRunner().invoke(main, words)
-    assert completed.exit_code == 2
-    assert "--nodes: `--of devices` looks for their number on one machine" in completed.output
 
 
 def test_every_figure_of_a_network_is_slower_than_the_links_inside():

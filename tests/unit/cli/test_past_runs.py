@@ -42,13 +42,12 @@ def test_report_shows_every_candidate(past):
     assert rows[-1] == ["no", "recommendation", "yet"]
 
 
-def test_report_is_written_as_html_and_markdown_beside_what_is_printed(past, tmp_path):
-    page, text = tmp_path / "new" / "r.html", tmp_path / "r.md"
+def test_report_is_written_as_html_beside_what_is_printed(past, tmp_path):
+    page = tmp_path / "new" / "r.html"
     plain = call("report", past.path).stdout
-    shown = call("report", past.path, "--html", page, "--markdown", text).stdout
-    assert shown == f"{plain}report: {page}\nreport: {text}\n"
+    shown = call("report", past.path, "--html", page).stdout
+    assert shown == f"{plain}report: {page}\n"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert text.read_text(encoding="utf-8").startswith("# some/model")
     assert [file.name for file in page.parent.iterdir()] == ["r.html"]
     again = call("report", past.path, "--json", "--html", tmp_path / "j.html").stdout
     assert json.loads(again) == json.loads(call("report", past.path, "--json").stdout)
@@ -58,14 +57,11 @@ def test_report_is_written_as_html_and_markdown_beside_what_is_printed(past, tmp
 def test_a_report_takes_no_other_files_place(past, tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for option in ("--html", "--markdown"):
-        for name in ("mine", "link"):
-            stderr = refused("report", past.path, option, tmp_path / name)
-            assert f"{option} {tmp_path / name}: the file exists already" in stderr
-        assert "is a directory" in refused("report", past.path, option, tmp_path)
-    both = refused("report", past.path, "--html", tmp_path / "r", "--markdown", tmp_path / "r")
-    assert "--html has the same name" in both
-    assert not (tmp_path / "r").exists() and not (tmp_path / "nowhere").exists()
+    for name in ("mine", "link"):
+        stderr = refused("report", past.path, "--html", tmp_path / name)
+        assert f"--html {tmp_path / name}: the file exists already" in stderr
+    assert "is a directory" in refused("report", past.path, "--html", tmp_path)
+    assert not (tmp_path / "nowhere").exists()
     assert (tmp_path / "mine").read_text() == "mine"
 
 

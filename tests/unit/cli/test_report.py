@@ -230,7 +230,6 @@ def test_a_report_shows_what_was_expected_beside_what_was_measured():
     assert (known["peak_memory_bytes"], known["tokens_per_s"]) == (2 * GIB, 150.0)
     assert unknown is None
     assert plain["estimates"]["residual"]["measurements"] == 1
-    assert plain["estimates"]["speed_rank_correlation"] is None
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     without = report_plain([first], None, None, {})
     assert without["probes"][0]["estimate"] is without["estimates"] is None

@@ -212,17 +212,19 @@ def test_ctrl_c_and_a_failing_machine_end_with_their_codes(tmp_path, monkeypatch
     assert result.stderr == "error: no GPU 3\n  hint: look\n"
 
 
-def test_a_study_kept_elsewhere_is_asked_for_again_and_its_url_is_not_kept(tmp_path, tuned):
+def test_a_study_kept_elsewhere_is_asked_for_again_and_its_url_is_not_kept(
+    tmp_path, tuned, monkeypatch
+):
     job = write_job(tmp_path)
     url = "sqlite:///" + str(tmp_path / "else.db")
-    assert call("run", job, "--out", tmp_path / "run", "--storage", url).exit_code == 130
+    monkeypatch.setenv("AUTOTUNE_STORAGE", url)
+    assert call("run", job, "--out", tmp_path / "run").exit_code == 130
+    assert call("run", "--resume", tmp_path / "run").exit_code == 130
+    assert [storage for _, _, storage in tuned.calls] == [url, url]
     assert url not in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
+    monkeypatch.delenv("AUTOTUNE_STORAGE")
     forgotten = call("run", "--resume", tmp_path / "run")
-    assert forgotten.exit_code == 2 and "--storage" in forgotten.stderr
-    assert call("run", "--resume", tmp_path / "run", "--storage", url).exit_code == 130
-    (tmp_path / "other").mkdir()
-    own = start_run(tmp_path / "other")
-    assert call("run", "--resume", own.path, "--storage", url).exit_code == 2
+    assert forgotten.exit_code == 2 and "set AUTOTUNE_STORAGE" in forgotten.stderr
 
 
 def test_a_run_takes_its_lock_before_it_begins(tmp_path):
@@ -244,26 +246,12 @@ def test_of_two_that_resume_a_run_the_second_says_so(tmp_path):
 SECRET = "postgresql://me:a-secret@127.0.0.1:1/studies"
 
 
-@pytest.mark.parametrize("command", ["run", "report", "emit", "verify"])
-def test_a_password_on_the_command_line_is_refused(command, tmp_path):
-    place = write_job(tmp_path) if command == "run" else tmp_path
-    stderr = refused(command, place, "--storage", SECRET)
-    assert "--storage: its URL holds a password" in stderr
-    assert "AUTOTUNE_STORAGE" in stderr and "@FILE" in stderr
-    assert "a-secret" not in stderr
-
-
-def test_a_storage_from_a_file_or_the_environment_may_have_one(tmp_path, tuned, monkeypatch):
-    job, file = write_job(tmp_path), tmp_path / "url"
-    file.write_text(f"{SECRET}\n")
-    assert call("run", job, "--out", tmp_path / "one", "--storage", f"@{file}").exit_code == 130
+def test_the_password_of_a_storage_is_not_kept(tmp_path, tuned, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_STORAGE", SECRET)
-    assert call("run", job, "--out", tmp_path / "two").exit_code == 130
-    assert [storage for _, _, storage in tuned.calls] == [SECRET, SECRET]
+    assert call("run", write_job(tmp_path), "--out", tmp_path / "one").exit_code == 130
+    assert [storage for _, _, storage in tuned.calls] == [SECRET]
     stored = [path.read_bytes() for path in tmp_path.rglob("*.json")]
     assert stored and not any(b"a-secret" in data for data in stored)
-    missing = refused("report", tmp_path / "one", "--storage", "@nowhere")
-    assert "nowhere: cannot read the file with the URL of a storage: there is no such" in missing
     with pytest.raises(UserError) as caught:
         open_storage(SECRET, make=False)
     assert "cannot open the study" in str(caught.value) and "a-secret" not in str(caught.value)

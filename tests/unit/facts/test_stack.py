@@ -1,10 +1,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotune.errors import UserError
+from autotune.facts import stack
 from autotune.facts.stack import (
     LIBRARIES,
     RENAMED,
@@ -79,3 +82,19 @@ def test_a_field_is_called_what_the_version_prefers():
         assert field_name(old, frozenset({new})) == new
         assert canonical_name(new) == canonical_name(old) == old
     assert field_name("loss_type", frozenset()) == canonical_name("loss_type") == "loss_type"
+
+
+def test_a_method_that_left_trl_is_refused_with_the_pin_and_two_others(monkeypatch):
+    """A TRL as 1.13 and later are."""
+    gone = replace(stack.METHODS["ppo"], source="not/there.py")
+    monkeypatch.setattr(stack, "METHODS", {**stack.METHODS, "ppo": gone})
+    with pytest.raises(UserError) as caught:
+        stack.refuse_missing("ppo")
+    message = str(caught.value)
+    assert "has no PPOTrainer: 1.12 is the last that has it" in message
+    assert "pip install trl==1.12.0" in message and "`method: rloo`" in message
+    stack.refuse_missing("sft")
+
+
+def test_every_method_is_in_the_trl_that_this_project_pins():
+    assert all(stack.missing(method) is None for method in stack.METHODS)

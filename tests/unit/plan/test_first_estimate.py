@@ -26,13 +26,13 @@ LORA = {"model": "qwen2.5-7b", "tuning": "lora", "global_batch_size": 16}
 
 
 def of(device: str, job: Job) -> FirstEstimate | None:
-    definition = load_definition(job.method, None)
+    definition = load_definition(job.method)
     kind = None if device == "cpu" else find_kind(device)
     return first_estimate(placed(job, device)[0], definition, kind, assume=True)
 
 
 def line_of(device: str, job: Job) -> str:
-    file, definition = io.StringIO(), load_definition(job.method, None)
+    file, definition = io.StringIO(), load_definition(job.method)
     shown = EstimatesShown(PlainConsole(file=file, width=200))
     show_first(placed(job, device)[0], definition, find_kind(device), shown, assume=True)
     return file.getvalue()
@@ -116,7 +116,7 @@ from autotune.plan.first_estimate import first_estimate
 import autotune.plan.plan
 from autotune.space.definition import load_definition
 job = Job(model="qwen2.5-0.5b", dataset={"lengths": {"max": 512}}, devices={"kind": "cpu"})
-assert first_estimate(job, load_definition("sft", None), find_kind("h100"), assume=True)
+assert first_estimate(job, load_definition("sft"), find_kind("h100"), assume=True)
 print([name for name in ("torch", "transformers", "trl", "optuna", "numpy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

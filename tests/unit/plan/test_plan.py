@@ -38,7 +38,7 @@ class SilentServer:
 def tasks(folder: Path) -> list:
     job, facts = make_job(), make_facts()
     facts = replace(facts, model=replace(facts.model, path=str(folder)))
-    space = bind(load_definition("sft", None), job, facts)
+    space = bind(load_definition("sft"), job, facts)
     return variant_tasks(
         [space.settings(one) for one in space.candidates[:8]], rows=folder, limit=2**34, cache=None
     )

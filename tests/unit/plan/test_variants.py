@@ -12,7 +12,7 @@ from tests.unit.builders import make_facts, make_job
 def tasks_of(method: str, folder: Path, **fields: object) -> list[VariantTask]:
     job, facts = make_job(method=method, **fields), make_facts()
     facts = replace(facts, model=replace(facts.model, path=str(folder)))
-    space = bind(load_definition(method, None), job, facts)
+    space = bind(load_definition(method), job, facts)
     return variant_tasks(
         [space.settings(one) for one in space.candidates], rows=folder, limit=2**34, cache=None
     )

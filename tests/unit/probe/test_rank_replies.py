@@ -18,7 +18,7 @@ from autotune.probe.rank_replies import (
 from autotune.probe.ranks_worker import RankEnding, root_failure
 from autotune.probe.survey import refuse_untried
 from autotune.process.messages import ChildFolder
-from autotune.space.definition import INCLUDES, load_definition, parse_definition, shared_part
+from autotune.space.definition import INCLUDES, load_definition, shared_part
 from autotune.space.memory_order import expected_leanness
 from autotune.space.sharding.sharding import KNOBS, Sharding, engine_name, sharding_of
 from autotune.training.rollout_plan import Rollout, dealt_order
@@ -126,24 +126,6 @@ def test_spaces_take_the_knobs_of_several_devices_in():
         "cpu": ["MULTI_CPU", "NO"],
         "cuda": ["MULTI_GPU", "NO"],
     }
-
-
-SPACE = """
-method: sft
-include: {include}
-knobs:
-  per_device_train_batch_size: {{kind: speed, values: [1, 2], why: x}}
-{more}
-"""
-
-
-def test_what_cannot_be_included_is_said_with_its_line():
-    with pytest.raises(UserError, match="`other.yaml` cannot be included") as caught:
-        parse_definition(SPACE.format(include="other.yaml", more=""), "mine.yaml")
-    assert caught.value.problems[0].where == "mine.yaml:3"
-    repeated = "  zero_stage: {kind: speed, values: [0], why: x}"
-    with pytest.raises(UserError, match="`zero_stage` is a knob of this file and of one"):
-        parse_definition(SPACE.format(include="sharding.yaml", more=repeated), "mine.yaml")
 
 
 def test_one_process_shares_nothing():

@@ -1,4 +1,4 @@
-"""A report as Markdown and as HTML: the same figures, and no text that becomes part of the page."""
+"""A report as HTML: the figures of its tables and plots; no text becomes part of the page."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from autotune.errors import CONTROLS
 from autotune.report.figures import figures
 from autotune.report.gather import content_of
 from autotune.report.html import html_report, policy, scripts, with_plotly, without_plotly
-from autotune.report.markdown import markdown_report
 from autotune.report.sections import sections
 from autotune.run.past_run import reopen
 from tests.unit.past_run import make_run, make_whole_run
@@ -53,30 +52,12 @@ def cells(page):
     return [text.strip() for text in page.texts if text.strip()]
 
 
-def rows_of(markdown):
-    """The cells of each row, as they are shown."""
-    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
-    return [tuple(re.sub(r"\\(.)", r"\1", cell.strip()) for cell in row) for row in rows]
-
-
-def test_every_cell_of_a_table_is_in_both(content):
-    page, markdown = cells(Page(html_report(content))), rows_of(markdown_report(content))
+def test_every_cell_of_a_table_is_in_the_page(content):
+    page = cells(Page(html_report(content)))
     for section in sections(content):
         assert section.tables, section.name
         for table in section.tables:
-            assert set(table.rows) <= set(markdown)
             assert {cell for row in table.rows for cell in row if cell} <= set(page)
-
-
-def test_markdown_tables_have_as_many_cells_as_heads(content):
-    for text in (markdown_report(content), markdown_report(hostile(content))):
-        width = 0
-        for line in text.splitlines():
-            is_row = line.startswith("| ")
-            now = len(re.split(r"(?<!\\)\|", line)) if is_row else 0
-            assert not (is_row and width) or now == width, line
-            width = now
 
 
 def test_speeds_are_the_same_in_tables_and_plots(content):
@@ -147,16 +128,6 @@ def test_no_text_of_a_run_becomes_part_of_the_page(content):
             for shown in trace.get("hovertext", ()):
                 assert "<script" not in shown and "<a " not in shown and "\n" not in shown
     assert "49" not in TEXT and "{{ 7*7 }}" in "".join(loud.texts)
-
-
-def test_no_text_of_a_run_starts_a_line_of_markdown(content):
-    quiet, loud = markdown_report(content), markdown_report(hostile(content))
-    assert CONTROLS.search(loud) is None
-    blocks = re.compile(r"^(`{3,})\w+\n.*?^\1$", flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks.findall(loud)) == len(blocks.findall(quiet)) == len(content.commands) + 1
-    quiet, loud = blocks.sub("", quiet), blocks.sub("", loud)
-    assert [line[:2] for line in loud.splitlines()] == [line[:2] for line in quiet.splitlines()]
-    assert re.search(r"(?<!\\)[<`]", loud) is None
 
 
 def test_what_is_not_known_is_a_sentence_and_no_plot(tmp_path):

@@ -12,7 +12,6 @@ from autotune.facts.prices import Prices
 from autotune.report.machines import (
     Limits,
     MachineRow,
-    count_lines,
     limits_of,
     machine_cells,
     machine_lines,
@@ -186,20 +185,6 @@ def test_programs_get_the_rows_with_what_they_cost():
     assert [one["best"] for one in plain["machines"]] == [True, False, True]
     assert [plain["table"]["heads"], *plain["table"]["rows"]] == table(rows, PRICES)
     assert plain["machines"][0].keys() == {*MachineRow.__dataclass_fields__, "money", "best"}
-
-
-def test_the_fewest_devices_are_told_a_line_a_number():
-    needs = replace(FOUR, packages=["deepspeed"])
-    text = list(count_lines([SMALL, replace(WRONG, count=2), needs]))
-    assert text[0] == (
-        "1 device: nothing fits; the least takes at least 20 GiB of 14 GiB on each "
-        "(4 x 8 with checkpointing)"
-    )
-    assert text[1] == "2 devices: cannot be: 8 rows cannot be divided"
-    assert text[2].startswith("4 devices: is safe; the fastest takes 20 GiB of 44 GiB on each, 9k")
-    assert text[4] == "  Install on the training machine: deepspeed."
-    assert list(count_lines([RISKY]))[0].startswith("1 device: may fit, with p(oom) 0.30")
-    assert "`autotune advise`" in list(count_lines([RISKY]))[-1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import optuna
 from optuna.distributions import FloatDistribution
 
-from autotune.search.pruning import CannotWinPruner, best_stable_value
+from autotune.search.study import CannotWinPruner, best_stable_value
 
 FREE = {"knob": FloatDistribution(0.0, 1.0)}
 """Wide enough that no two trials have the same parameters."""

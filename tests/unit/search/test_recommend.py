@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.bundle.bundle import recipe_costs
 from autotune.search.recommend import NothingFits, Recommendation, recommend
 from autotune.search.record import counts_as_probe, excess_bytes
 from tests.unit.builders import GIB, bad, make_record, ok
@@ -148,17 +147,3 @@ def test_only_probes_that_ended_of_themselves_count():
     ]
     assert counts == ["ok", "oom", "crash", "stopped"]
     assert not counts_as_probe(make_record(0, None))
-
-
-def test_what_each_value_of_a_recipe_knob_costs_is_its_best():
-    records = [
-        make_record(0, ok(100, 5), dtype="float32", loss_type="nll"),
-        make_record(1, ok(300, 4), dtype="bfloat16"),
-        make_record(2, ok(200, 3), dtype="float32"),
-    ]
-    answer = recommend(records, None)
-    assert isinstance(answer, Recommendation)
-    costs = recipe_costs([answer.chosen, *answer.runners_up], {"dtype", "max_length"})
-    assert {knob: [(c["value"], c["probe"]) for c in values] for knob, values in costs.items()} == {
-        "dtype": [("bfloat16", 1), ("float32", 2)]
-    }

@@ -130,10 +130,10 @@ def test_a_bar_has_all_parts_beside_each_other(parts: dict[str, int], limit: int
 
 def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None:
     ways = [
-        {"fields": {"tuning": "lora", "search_space": None}},
+        {"fields": {"tuning": "lora", "dataset_config": None}},
         {"fields": {"devices": {"count": 4}}},
     ]
-    job = "model: a # mine\nsearch_space: small\ndevices: {memory: 20GiB}\n"
+    job = "model: a # mine\ndataset_config: small\ndevices: {memory: 20GiB}\n"
     arguments = ["--devices=2", "--only-default", "--at-most=50$"]
     work = Details.model_construct(
         id="0" * 16, job=job, arguments=arguments, result={"advice": {"ways": ways}}
@@ -143,7 +143,7 @@ def test_a_way_out_is_applied_to_the_job_and_its_devices_are_the_forms() -> None
     text = "model: a\ndevices:\n  memory: 20GiB\ntuning: lora\n"
     assert (form.text, form.count, form.at_most) == (text, "2", "50$")
     form = form_of(work, 2)
-    text = "model: a\nsearch_space: small\ndevices:\n  memory: 20GiB\n  count: 4\n"
+    text = "model: a\ndataset_config: small\ndevices:\n  memory: 20GiB\n  count: 4\n"
     assert (form.text, form.count, form.parent) == (text, "", work.id)
 
 

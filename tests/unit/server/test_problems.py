@@ -12,7 +12,6 @@ WRONG: dict[str, Any] = {
     "dataset": "/etc/passwd",
     "method": "grpo",
     "reward_funcs": ["os.system", "accuracy_reward"],
-    "search_space": "/dev/zero",
     "max_length": "long",
     "headroom": 7,
     "devices": {"count": 10**6, "kinds": "cuda"},
@@ -20,7 +19,7 @@ WRONG: dict[str, Any] = {
     "training": {"output_dir": "/etc", "learning_rat": 1, "learning_rate": "/etc"},
 }
 PLACES = (
-    *("model", "dataset", "reward_funcs.0", "search_space", "max_length", "headroom"),
+    *("model", "dataset", "reward_funcs.0", "max_length", "headroom"),
     *("devices.count", "devices.kinds", "fixed.optim", "fixed.optimm"),
     *("training.output_dir", "training.learning_rat", "training.learning_rate"),
 )
@@ -62,9 +61,9 @@ def test_nothing_that_is_refused_is_looked_at(served: Served, tmp_path: Any) -> 
     module = tmp_path / "evil.py"
     module.write_text("raise SystemExit('imported')", encoding="utf-8")
     job = {**JOB, "method": "grpo", "max_length": 9, "model": str(tmp_path / "m.json")}
-    job |= {"search_space": str(pipe), "reward_funcs": ["evil.reward"]}
+    job |= {"reward_model_path": str(pipe), "reward_funcs": ["evil.reward"]}
     said = served.refusals(job)
-    assert set(said) == {"model", "search_space", "reward_funcs.0", "max_length"}
+    assert set(said) == {"model", "reward_model_path", "reward_funcs.0", "max_length"}
     assert "cannot read" not in str(said) and "there is no" not in str(said)
     heard.close()
 

@@ -104,7 +104,7 @@ def test_a_refusal_is_called_what_it_is(served: Served) -> None:
 
 
 def test_a_page_can_be_asked_for_without_its_body(served: Served) -> None:
-    head, whole = served.client.head("/plan"), served.client.get("/plan")
+    head, whole = served.client.head("/works"), served.client.get("/works")
     assert (head.status_code, head.content) == (200, b"") and whole.content
     assert head.headers["content-length"] == whole.headers["content-length"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.space.bind import bind, space_facts
-from autotune.space.definition import load_definition, parse_definition
+from autotune.space.definition import load_definition
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import MICRO_BATCH, from_knobs
 from tests.unit.builders import make_facts, make_job, make_space, shipped
@@ -253,27 +253,3 @@ def test_a_batch_that_cannot_be_exact_is_a_users_error_with_the_nearest_values()
         make_space(make_job(global_batch_size="9500 tokens", max_length=1000))
     with pytest.raises(UserError, match="the nearest possible values are 2 or 4"):
         make_space(make_job(fixed={MICRO_BATCH: 3}))
-
-
-def test_an_own_space_without_a_length_knob_keeps_the_jobs_length():
-    text = f"method: sft\nknobs:\n  {MICRO_BATCH}: {{kind: speed, values: [1, 2, 3]}}\n"
-    job = make_job(global_batch_size="4096 tokens")
-    space = bind(parse_definition(text, "mine"), job, make_facts())
-    assert [candidate.knobs["gradient_accumulation_steps"] for candidate in space.candidates] == [
-        4,
-        2,
-    ]
-    assert [(exclusion.reason, exclusion.count) for exclusion in space.exclusions] == [
-        ("the micro-batch does not divide the global batch exactly", 1)
-    ]
-
-
-def test_a_recipe_knob_of_an_own_space_keeps_its_default_of_several_values():
-    text = f"""method: sft
-knobs:
-  {MICRO_BATCH}: {{kind: speed, values: [1]}}
-  lora_r: {{kind: recipe, values: [8, 16, 32], default: 16}}
-  dtype: {{kind: recipe, values: [float32, bfloat16], default: float16}}
-"""
-    (candidate,) = bind(parse_definition(text, "mine"), make_job(), make_facts()).candidates
-    assert (candidate["lora_r"], candidate["dtype"]) == (16, "float32")

@@ -1,17 +1,21 @@
 import pytest
 
-from autotune.errors import UserError
 from autotune.facts.stack import training_fields
 from autotune.job.methods import METHODS
-from autotune.space.definition import load_definition, parse_definition
+from autotune.space import definition as words
+from autotune.space.bind import space_facts
+from autotune.space.definition import knob_types, load_definition
+from autotune.space.job_file.training_values import is_plain, wrong_value
+from autotune.space.job_shape import JobShape
+from tests.unit.builders import make_facts, make_job
 
-MICRO = "  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
+WORDS = {value for value in vars(words).values() if isinstance(value, str) and " " in value}
+KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
+MAY_BE_NULL = ("max_length", "torch_empty_cache_steps", "vllm_gpu_memory_utilization")
 
 
-def problems(text: str):
-    with pytest.raises(UserError) as caught:
-        parse_definition(text, "mine.yaml")
-    return [(problem.where, problem.what) for problem in caught.value.problems]
+def lists_of(knob):
+    return list(knob.values.values()) if isinstance(knob.values, dict) else [knob.values]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -19,6 +23,7 @@ def test_the_shipped_space_is_whole(method):
     definition = load_definition(method)
     assert definition.method == method
     assert definition.knob("per_device_train_batch_size") is definition.knobs[0]
+    assert all(definition.knob(name) for name in METHODS[method].knobs)
     assert len({knob.name for knob in definition.knobs}) == len(definition.knobs) > 10
     assert len(definition.rules) >= 8
     assert all(knob.why for knob in definition.knobs)
@@ -39,94 +44,31 @@ def test_every_default_of_the_shipped_space_may_be_chosen(method):
             assert knob.default in knob.choices, knob.name
 
 
-def test_all_problems_of_a_space_are_told_with_their_lines():
-    reported = problems(
-        "method: sft\n"
-        "kobs: 1\n"
-        "knobs:\n" + MICRO + "  a: {kind: sped, values: [1]}\n"
-        "  b: {kind: speed, values: []}\n"
-        "  c: 5\n"
-        "  d: {kind: speed, values: [1], colour: red}\n"
-        "  e: {kind: speed, values: [1], in: cellar}\n"
-        "  f: {kind: speed, values: {cpu: [1]}}\n"
-        "  g: {kind: speed, values: [1], choices: some}\n"
-        "  h: {kind: speed, values: [1], only_if: {job.tunning: lora}}\n"
-        "  i: {kind: speed, values: [1], only_if: 5}\n"
-        "  j: {kind: speed, values: divisors of the global batch}\n"
-        "rules:\n"
-        "  - forbid: {optim: 1}\n"
-        "    reason: no such knob\n"
-        "  - forbid: {a: {over: 3}}\n"
-        "    reason: no such operator\n"
-        "  - forbid: {a: {above: data.rowz}}\n"
-        "    reason: no such fact\n"
-        "  - forbid: {a: {above: [1]}}\n"
-        "    reason: no number\n"
-        "  - {forbid: {}, reason: nothing}\n"
-        "  - {forbid: {a: 1}}\n"
-        "  - words\n"
-    )
-    lines = [2, *range(5, 15), 16, 18, 20, 22, 24, 25, 26]
-    assert sorted(where for where, _ in reported) == sorted(f"mine.yaml:{n}" for n in lines), (
-        reported
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "method: sft\n",
-        "method: sft\nknobs: 5\n",
-        "method: sft\nknobs: {}\n",
-        "knobs:\n" + MICRO,
-        "method: sft\nknobs:\n" + MICRO + "rules: 5\n",
-        "method: sft\nknobs:\n" + MICRO + "rules: {forbid: 1}\n",
-        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [a]}\n",
-        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [0]}\n",
-        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed}\n",
-        "method: sft\nknobs:\n" + MICRO + "  max_length: {kind: recipe, values: [x]}\n",
-        "method: sft\nknobs:\n" + MICRO + "  a: {kind: [speed], values: [1]}\n",
-        "method: sft\nknobs:\n" + MICRO + "  a: {kind: speed, values: {gpu: [1], cpu: [1]}}\n",
-        "method: sft\nknobs:\n" + MICRO + "  5: {kind: speed, values: [1]}\n",
-        "method: sft\nknobs: [\n",
-    ],
-)
-def test_a_malformed_space_is_a_users_error(text):
-    assert problems(text)
-
-
-@pytest.mark.parametrize("name", ["missing.yaml", "", "a\0b"])
-def test_a_space_that_cannot_be_read_is_a_users_error(tmp_path, name):
-    with pytest.raises(UserError, match="cannot read the search space|not a search space"):
-        load_definition("sft", f"{tmp_path}/{name}")
-
-
-def test_a_space_of_another_method_is_refused(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("method: dpo\nknobs:\n" + MICRO, encoding="utf-8")
-    with pytest.raises(UserError, match="is for method `dpo`"):
-        load_definition("sft", str(file))
-
-
-SENSELESS = ["[]", "{}", "''", ".nan", "null", "true", "[1]", "1.5", "-1", ".inf"]
-
-
-@pytest.mark.parametrize("value", SENSELESS)
-def test_values_of_a_global_batch_are_batches(value):
-    text = f"  global_batch_size: {{kind: recipe, in: batch, values: [8, {value}]}}\n"
-    ((where, what),) = problems("method: sft\nknobs:\n" + MICRO + text)
-    assert where == "mine.yaml:4" and what.startswith("`global_batch_size`: ")
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_knob_says_is_known(method):
+    types = knob_types(method)
+    for knob in load_definition(method).knobs:
+        assert knob.kind in ("speed", "recipe") and set(lists_of(knob)[0])
+        assert knob.place in ("config", "environment", "batch", "launch")
+        if isinstance(knob.values, dict):
+            assert knob.values.keys() == {"cpu", "cuda"}
+        for listed in lists_of(knob):
+            assert isinstance(listed, list) or listed in WORDS, knob.name
+            for value in listed if isinstance(listed, list) else ():
+                assert is_plain(value) and not (value is None and knob.name not in MAY_BE_NULL)
+                kind = types.get(knob.name, "bool | int | float | str | None | list[str]")
+                assert wrong_value(knob.name, value, kind) is None, knob.name
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("value", ["[]", "{a: 1}", ".nan", "[[]]", "1.5"])
-def test_values_are_of_the_types_of_what_they_set(method, value):
-    """Of every knob that we know, whether it sets a field or not; all problems at once."""
-    known = [knob for knob in load_definition(method).knobs if knob.name != MICRO.split(":")[0][2:]]
-    may_be_a_number = {"beta", "vllm_gpu_memory_utilization"} if value == "1.5" else set()
-    may_be_empty = {"lora_target_modules"} if value == "[]" else set()
-    names = [knob.name for knob in known if knob.name not in may_be_a_number | may_be_empty]
-    lines = [f"  {name}: {{kind: recipe, choices: [{value}], values: [8]}}\n" for name in names]
-    reported = problems(f"method: {method}\nknobs:\n" + MICRO + "".join(lines))
-    assert {where for where, _ in reported} == {f"mine.yaml:{n + 4}" for n in range(len(names))}
+def test_rules_and_conditions_ask_for_knobs_and_facts_that_there_are(method):
+    job = make_job(method=method, max_length=None if METHODS[method].online else 64)
+    definition = load_definition(method)
+    known = {*space_facts(JobShape.of(job), make_facts()), *(k.name for k in definition.knobs)}
+    asked = [*(rule.forbid for rule in definition.rules), *(k.only_if for k in definition.knobs)]
+    for name, condition in (pair for conditions in asked for pair in conditions.items()):
+        assert name in known, name
+        if isinstance(condition, dict):
+            ((operator, operand),) = condition.items()
+            assert operator in ("not", "above", "contains")
+            assert operator != "above" or not isinstance(operand, str) or operand in known

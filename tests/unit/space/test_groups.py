@@ -127,13 +127,6 @@ def test_a_reward_model_is_looked_for_beside_the_job(folder):
     assert "there is no" in problem[1]
 
 
-def test_a_space_of_ones_own_has_the_knobs_of_generation(folder):
-    text = "method: grpo\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n"
-    (folder / "mine.yaml").write_text(text)
-    reported = problems(folder, "method: grpo\n" + REWARD + "search_space: mine.yaml\n")
-    assert len(reported) == 3 and all("must be a knob" in what for _, what, _ in reported)
-
-
 def test_groups_do_not_concern_who_generates_nothing():
     assert batch_problems(JobShape.of(make_job()), [1024], [1]) == []
 

@@ -9,17 +9,11 @@ from rich.console import Console
 
 from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.live import TerminalListener
-from autotune.cli.views.tables import (
-    expected_table,
-    lines_table,
-    measurement_table,
-    print_report,
-    print_space,
-    signs,
-)
+from autotune.cli.views.tables import measurement_table, print_report, print_space, report_table
 from autotune.report.candidate_lines import describe, describe_measurement
 from autotune.report.gather import content_of
 from autotune.report.probes import lines_of, probe_list
+from autotune.report.sections import sections
 from autotune.run.past_run import reopen
 from autotune.run.verdict import Verification
 from tests.unit.builders import (
@@ -38,10 +32,22 @@ from tests.unit.report.hostile import hostile
 GOOD = replace(ok(200.0, GIB, 0.01), step_time_s=0.5, seconds=3.0)
 
 
-def lines(records, names=(), estimates=None, recommended=()):
-    """The candidates of some probes, of which 10 GiB may be recommended."""
-    probes = probe_list(records, list(names), estimates or {}, 10 * GIB, recommended, {})
-    return lines_of(records, probes)
+@pytest.fixture(scope="module")
+def content(tmp_path_factory):
+    return content_of(reopen(make_whole_run(tmp_path_factory.mktemp("whole")).path))
+
+
+@pytest.fixture
+def shown(content):
+    """Prints a section's table of some probes, of which 10 GiB may be recommended."""
+
+    def table(records, names=(), estimates=None, *, of="candidates", width=200, best=()):
+        probes = probe_list(records, list(names), estimates or {}, 10 * GIB, best, {})
+        held = replace(content, lines=tuple(lines_of(records, probes)))
+        (found,) = next(one for one in sections(held) if one.name == of).tables
+        return printed(report_table(found, width), width).splitlines()
+
+    return table
 
 
 def printed(renderable, width=200) -> str:
@@ -74,10 +80,10 @@ def test_a_candidate_is_described_by_its_batch_and_what_varies():
     assert describe(shared, ["beta"]) == "2x8 beta=0.04"
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are():
+def test_names_that_look_like_markup_are_shown_as_they_are(shown):
     record = make_record(0, bad("crash"), loss_type="[bold]x", lora_target_modules=["[/red]", "y"])
-    named = lines([record], ["loss_type", "lora_target_modules"])
-    assert "4x4 [bold]x lora_target_modules=[/red],y" in printed(lines_table(named, 200))
+    _, row = shown([record], ["loss_type", "lora_target_modules"])
+    assert "4x4 [bold]x lora_target_modules=[/red],y" in row
     whole = printed(measurement_table(record.candidate, replace(GOOD, reason="see [/log]")))
     assert "loss_type=[bold]x" in whole
     assert "ok: see [/log]" in whole
@@ -106,36 +112,32 @@ def test_the_progress_of_a_run_is_told_literally():
     ]
 
 
-def test_every_candidate_has_one_line_and_what_is_missing_is_blank():
+def test_every_candidate_has_one_line_and_what_is_missing_is_blank(shown):
     records = [make_record(n, m) for n, m in enumerate((GOOD, bad("crash"), None))]
     records.append(make_record(3, replace(GOOD, peak_memory_bytes=11 * GIB)))
-    again = replace(records[0], number=4)
-    rows = printed(lines_table(lines([*records, again]), 200)).splitlines()
-    assert rows[0].split() == ["probe", "candidate", "tokens/s", "peak", "outcome"]
-    assert rows[1].split()[0] == "0,4" and rows[1].split()[-1] == "ok"
+    rows = shown([*records, replace(records[0], number=4)], best=(0,))
+    assert " ".join(rows[0].split()) == "probe candidate tokens/s from peak outcome"
+    assert rows[1].startswith("0, 4 ") and rows[1].split()[-1] == "recommended"
     assert rows[2].split() == ["1", "4x4", "crash"]
     assert rows[3].split() == ["2", "4x4", "running"]
-    assert rows[4].split() == ["3", "4x4", "200", "+-1.0%", "11", "GiB", "over", "headroom"]
+    assert " ".join(rows[4].split()) == "3 4x4 200 +-1.0% measured 11 GiB over headroom"
     assert len(rows) == 5
 
 
-def test_one_speed_a_candidate_and_its_sign_says_where_it_is_from():
+def test_one_speed_a_candidate_and_where_it_is_from(shown):
     short = replace(bad("oom", missing_bytes=3 * GIB), memory_limit_bytes=12 * GIB)
     records = [make_record(0, GOOD), make_record(1, short), make_record(2, bad("crash"))]
     estimates = {
         record.candidate.key: make_estimate(3 * GIB, tokens_per_s=150.0) for record in records[:2]
     }
-    shown = lines(records, estimates=estimates, recommended=(0,))
-    rows = printed(lines_table(shown, 200)).splitlines()
-    assert rows[1].split() == ["0", "4x4", "200", "+-1.0%", "1", "GiB", "recommended"]
-    assert rows[2].split() == ["1", "4x4", "~150", ">15", "GiB", "oom"]
+    rows = shown(records, estimates=estimates, best=(0,))
+    assert " ".join(rows[1].split()) == "0 4x4 200 +-1.0% measured 1 GiB recommended"
+    assert " ".join(rows[2].split()) == "1 4x4 150 estimated at least 15 GiB oom"
     assert rows[3].split() == ["2", "4x4", "crash"]
-    assert [text[0] for text in signs(shown)] == ["~", ">"]
-    assert signs(shown[:1]) == []
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_the_table_is_legible_at_eighty_columns(width):
+def test_the_table_is_legible_at_eighty_columns(shown, width):
     names = ["loss_type", "attn_implementation", "lora_target_modules", "max_length"]
     varied = {"attn_implementation": "flash_attention_3", "lora_target_modules": ["q_proj"] * 3}
     records = [
@@ -143,26 +145,26 @@ def test_the_table_is_legible_at_eighty_columns(width):
                     max_length=1024 + number % 11, **varied)
         for number, size in enumerate([9] * 11 + [70, 9])
     ]  # fmt: skip
-    rows = printed(lines_table(lines(records, names), width), width).splitlines()
+    rows = shown(records, names, width=width)
     assert len(rows) == 1 + 11 and max(map(len, rows)) <= width
     for row in rows[1:]:
         assert "\N{HORIZONTAL ELLIPSIS}" in row
-        assert re.search(r"123456 \+-\d\.\d% +(9|70) GiB +(ok|over headroom) *$", row), row
-    assert rows[1].startswith(" 0,11") and rows[1].rstrip().endswith("over headroom")
+        figures = r"123456 \+-\d\.\d% +measured +(9|70) GiB +(ok|over headroom) *$"
+        assert re.search(figures, row), row
+    assert rows[1].startswith("0, 11 ") and rows[1].rstrip().endswith("over headroom")
 
 
-def test_what_was_expected_stands_beside_each_candidate_where_it_is_known():
+def test_what_was_expected_stands_beside_each_candidate_where_it_is_known(shown):
     records = [make_record(number, GOOD) for number in range(3)]
     estimates = {
         records[0].candidate.key: make_estimate(3 * GIB, tokens_per_s=150.0),
         records[1].candidate.key: make_estimate(2 * GIB),
     }
-    header, *rows = printed(expected_table(lines(records, estimates=estimates)), 80).splitlines()
-    assert header.endswith("expected tokens/s   peak  expected peak")
-    assert rows[0].split() == ["0", "200", "150", "1", "GiB", "3", "GiB"]
-    assert rows[1].split() == ["1", "200", "1", "GiB", "2", "GiB"]
+    header, *rows = shown(records, estimates=estimates, of="expected", width=80)
+    assert header.split("  ")[-1].strip() == "peak off" and "candidate" not in header
+    assert " ".join(rows[0].split()) == "0 200 150 -25.0% 1 GiB 3 GiB +200.0%"
+    assert " ".join(rows[1].split()) == "1 200 1 GiB 2 GiB +100.0%"
     assert len(rows) == 2
-    assert expected_table(lines(records)) is None
 
 
 def test_one_probe_in_full_leaves_out_what_is_not_known():

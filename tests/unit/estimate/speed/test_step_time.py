@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.estimate.records.events import Work
-from autotune.estimate.speed.calibration import calibrated, rank_correlation, top_k_regret
+from autotune.estimate.speed.calibration import calibrated
 from autotune.estimate.speed.ceilings import (
     AttentionRate,
     Bandwidth,
@@ -28,6 +28,7 @@ from autotune.estimate.speed.step_time import (
     work_time,
 )
 from autotune.probe.throughput import MicroStep, throughput
+from benchmarks.ranking import rank_correlation, top_k_regret
 
 CEILINGS = Ceilings(
     device="some device",

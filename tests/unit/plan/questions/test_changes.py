@@ -99,6 +99,13 @@ def test_an_adapter_may_go_on_a_quantised_base():
     assert "`tuning: qlora` (the base in 4 bits)" in texts(make_job(method="ppo"))
 
 
+def test_ppo_is_advised_to_do_with_fewer_rows_or_shorter_ones():
+    job = make_job(method="ppo", max_length=None, global_batch_size=16)
+    found = texts(job, response_length=64)
+    assert "`response_length: 32`" in found
+    assert "`global_batch_size: 8`" in found
+
+
 def test_knobs_that_the_search_was_free_to_move_are_no_change():
     assert not [text for text in texts(make_job()) if "pinned" in text]
 

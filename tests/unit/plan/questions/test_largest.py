@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cli.views.limits import largest_lines, largest_plain
+from autotune.cli.limits import largest_lines, largest_plain
 from autotune.errors import UserError
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.cache import PlanCache

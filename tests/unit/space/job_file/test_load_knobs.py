@@ -220,20 +220,6 @@ def test_a_name_that_is_no_path_is_a_hub_id(tmp_path):
     assert resolve_path("./~", tmp_path) == str(tmp_path / "~")
 
 
-def test_an_own_search_space_is_read_from_the_job_files_folder(folder):
-    (folder / "mine.yaml").write_text(
-        "method: sft\nknobs:\n  per_device_train_batch_size: {kind: speed, values: [1, 2]}\n",
-        encoding="utf-8",
-    )
-    job = load(folder, "search_space: mine.yaml\n")
-    assert job.search_space == str(folder / "mine.yaml")
-    ((_, what, _),) = problems(folder, "search_space: mine.yaml\nfixed: {loss_type: nll}\n")
-    assert what == "no knob `loss_type`"
-    (folder / "mine.yaml").write_text("method: dpo\nknobs: {}\n", encoding="utf-8")
-    with pytest.raises(UserError):
-        load(folder, "search_space: mine.yaml\n")
-
-
 @pytest.mark.parametrize(
     ("method", "training", "word"),
     [

@@ -6,8 +6,6 @@ import pytest
 
 from autotune.space.job_file.load import load_job
 
-SPACES = Path(__file__).parents[4] / "search_spaces"
-
 
 def test_what_a_flag_names_is_relative_to_the_shell_and_what_a_file_names_to_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -17,18 +15,15 @@ def test_what_a_flag_names_is_relative_to_the_shell_and_what_a_file_names_to_the
     file.parent.mkdir()
     for folder in (shell, file.parent):
         (folder / "rows.jsonl").touch()
-        (folder / "space.yaml").write_text((SPACES / "sft.yaml").read_text())
-    text = "model: org/name\ndataset: rows.jsonl\nsearch_space: space.yaml\n"
+    text = "model: org/name\ndataset: rows.jsonl\n"
     file.write_text(text + "training: {output_dir: out}\n")
     monkeypatch.chdir(shell)
     paths = load_job(file)[0]
     assert paths.dataset == str(file.parent / "rows.jsonl")
-    assert paths.search_space == str(file.parent / "space.yaml")
     assert paths.training == {"output_dir": str(file.parent / "out")}
-    sets = ["dataset=rows.jsonl", "search_space=space.yaml", "output_dir=out"]
+    sets = ["dataset=rows.jsonl", "output_dir=out"]
     paths = load_job(file, sets)[0]
     assert paths.dataset == str(shell / "rows.jsonl")
-    assert paths.search_space == str(shell / "space.yaml")
     assert paths.training == {"output_dir": str(shell / "out")}
 
 

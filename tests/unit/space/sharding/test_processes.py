@@ -9,7 +9,7 @@ from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.plan.questions.changes import more_devices
 from autotune.probe.measure import probe_request
 from autotune.space.bind import bind
-from autotune.space.definition import load_definition, parse_definition, shipped_space
+from autotune.space.definition import load_definition
 from autotune.space.job_shape import rows_of_step
 from autotune.space.sharding.sharding import sharding_of
 from autotune.space.trl_config import settings
@@ -70,28 +70,6 @@ def test_no_more_processes_than_devices(count_asked_for, count):
     assert where == "num_processes"
     assert what.startswith(f"4 processes on {count} device(s)")
     assert hint == f"at most {count}, or raise devices.count"
-
-
-def test_a_space_that_does_not_say_how_devices_share_is_refused_before_any_probe():
-    definition = parse_definition(
-        shipped_space("sft").replace("include: sharding.yaml", ""), "mine.yaml"
-    )
-    job = make_job(devices={"count": 2})
-    with pytest.raises(UserError) as caught:
-        bind(definition, job, make_facts())
-    (problem,) = caught.value.problems
-    assert (problem.where, problem.hint) == (
-        "mine.yaml",
-        "add the line `include: sharding.yaml` to it",
-    )
-    with pytest.raises(
-        UserError, match="the job asks for 2 devices, but this space has no knobs"
-    ) as caught:
-        bind(
-            definition, make_job(method="ppo", max_length=None, devices={"count": 2}), make_facts()
-        )
-    (problem,) = caught.value.problems
-    assert problem.hint.endswith("search_spaces/ppo.yaml: PPO trains with DDP alone")
 
 
 def test_the_devices_that_train_are_the_first_ones(tmp_path):

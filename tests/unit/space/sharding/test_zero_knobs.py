@@ -5,8 +5,7 @@ import pytest
 from autotune.errors import UserError
 from autotune.report.candidate_lines import describe
 from autotune.space.bind import bind
-from autotune.space.definition import DEFAULT_SIZE, LARGER_SIZES, parse_definition, shipped_space
-from autotune.space.sharding.deepspeed import bucket_sizes, deepspeed_of, default_size
+from autotune.space.sharding.deepspeed import deepspeed_of, default_size
 from autotune.space.sharding.sharding import ZERO_FIELDS, sharding_of
 from tests.unit.builders import make_facts, make_job, shipped
 from tests.unit.loading import load
@@ -124,27 +123,8 @@ def test_deepspeed_gathers_in_buckets_of_an_even_size():
     assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (1001, 1002)
 
 
-def test_a_space_of_ones_own_opens_them_by_a_word():
-    definition_text = shipped_space("sharding").replace(
-        f"values: {DEFAULT_SIZE}", f"values: {LARGER_SIZES}"
-    )
-    _, knobs = definition_text.split("\nknobs:\n")
-    knobs, rules = knobs.split("\nrules:\n")
-    text = shipped_space("sft").replace("include: sharding.yaml\n", "")
-    text = text.replace("\nknobs:\n", f"\nknobs:\n{knobs}\n")
-    text = text.replace("\nrules:\n", f"\nrules:\n{rules}\n")
-    space = space_of(definition=parse_definition(text, "mine.yaml"))
-    values = {knob.name: knob.values for knob in space.free_knobs}
-    assert values["reduce_bucket_size"] == (64, 4 * 64, 12 * 64)
-    assert values["stage3_prefetch_bucket_size"] == (57, 4 * 64, 12 * 64)
-    assert values["stage3_param_persistence_threshold"] == (80, 800)
-    assert {
-        candidate["reduce_bucket_size"] for candidate in space.candidates if way(candidate)[1] == 0
-    } == {64}
-
-
 def test_a_model_without_a_hidden_size_has_deepspeeds_defaults_alone():
-    assert bucket_sizes("reduce_bucket_size", None) == [500_000_000]
+    assert default_size("reduce_bucket_size", None) == 500_000_000
     assert default_size("stage3_prefetch_bucket_size", None) == 50_000_000
     assert default_size("stage3_param_persistence_threshold", None) == 100_000
 
