@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from autotune.cli.views.plan import plan_plain, plan_view
 from autotune.estimate.speed.step_time import TimeParts
@@ -228,6 +229,19 @@ def test_programs_get_the_answer_as_an_object():
     assert answer["text"].startswith("Use 4 x 2")
     nothing = made(lambda c: replace(estimated(c), fits=False, p_oom=1.0, missing_bytes=GIB))
     assert plan_plain(nothing, nothing.ranked())["answer"] is None
+
+
+def test_programs_get_the_table_that_is_printed():
+    plan = made(estimated)
+    for fits, top in ((False, None), (True, None), (False, 2)):
+        table = plan_plain(plan, plan.ranked(), fits=fits, top=top)["table"]
+        view = plan_view(plan, plan.ranked(), command="", fits=fits, top=top)
+        (printed,) = [part for part in view if isinstance(part, Table)]
+        columns = [(column.header, *column.cells) for column in printed.columns]
+        assert [table["heads"], *table["rows"]] == [*zip(*columns, strict=True)]
+        assert len(table["rows"]) == (2 if top else len(table["rows"])) > 0
+    nothing = made(lambda c: replace(estimated(c), fits=False, p_oom=1.0, missing_bytes=GIB))
+    assert plan_plain(nothing, nothing.ranked())["table"]["rows"] == ()
 
 
 @pytest.mark.parametrize(
