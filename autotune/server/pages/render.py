@@ -17,15 +17,8 @@ from markupsafe import Markup, escape
 from autotune import __version__
 from autotune.report.html_templates import HtmlTemplates
 from autotune.server.access.tokens import Holder
-from autotune.units import format_bytes, format_seconds, format_speed
+from autotune.units import format_bytes, format_speed
 
-_STATES = {
-    "queued": "waiting",
-    "running": "running",
-    "done": "done",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
 _OUTCOMES = {
     "fits": "fits",
     "nothing_fits": "nothing fits",
@@ -47,22 +40,6 @@ def size_text(count: float | None) -> str:
 def speed_text(tokens_per_s: float | None) -> str:
     """Format a speed: `45k tokens/s`."""
     return "" if tokens_per_s is None else format_speed(tokens_per_s)
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Format seconds: `4 min 10 s`."""
-    return "" if seconds is None else format_seconds(seconds)
-
-
-def share_text(share: float | None) -> str:
-    """Format a share: `3%`, and never a rounded 0 or 100."""
-    if share is None:
-        return ""
-    if 0 < share < 0.01:
-        return "< 1%"
-    if 0.99 < share < 1:
-        return "> 99%"
-    return f"{100 * share:.0f}%"
 
 
 def when_text(utc: float | None) -> str:
@@ -88,7 +65,7 @@ def state_text(state: str, outcome: str) -> str:
     """Return the state of a work, in a word or two."""
     if state == "done" and outcome:
         return _OUTCOMES.get(outcome, outcome.replace("_", " "))
-    return _STATES[state]
+    return "waiting" if state == "queued" else state
 
 
 def state_tone(state: str, outcome: str) -> str:
@@ -163,8 +140,6 @@ def _templates() -> HtmlTemplates:
     filters = {
         "size": size_text,
         "speed": speed_text,
-        "seconds": seconds_text,
-        "share": share_text,
         "when": when_text,
         "iso": iso_time,
         "device": device_text,
