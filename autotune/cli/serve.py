@@ -1,5 +1,6 @@
 """`autotune serve`."""
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -79,5 +80,11 @@ def command(
             echo("this is shown once; the service keeps only its hash", err=True)
         return 0
     log_to_stderr(as_json=log == "json")
-    serve(settings, folder, lambda text: None if log == "json" else echo(text, err=True))
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # what reads it may be gone
+            if log == "text":
+                echo(text, err=True)
+
+    serve(settings, folder, say)
     return 0
