@@ -70,6 +70,9 @@ def command(
     changes = {name: value for name, value in given.items() if value is not None}
     settings = load_settings(config, changes)
     folder = folder.absolute()
+    if worker and not add_token:
+        hint = "`autotune worker` starts a worker; `--add-token NAME --worker` makes its token"
+        raise user_error("it says what a new token is for", where="--worker", hint=hint)
     if add_token or remove_token:
         folder.mkdir(parents=True, exist_ok=True)
         tokens = open_service(settings, folder, "").tokens

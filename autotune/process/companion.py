@@ -108,8 +108,10 @@ class Command:
     def exit_code(self) -> int | None:
         """Its exit code, 128 + N where signal N ended it; None while it runs."""
         code = self._process.poll()
-        if code is not None and self._process.stdin is not None:
+        if code is not None and self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
+            with contextlib.suppress(ProcessLookupError):  # a guard that was killed leaves some
+                os.killpg(self._process.pid, signal.SIGKILL)
         return 128 - code if code is not None and code < 0 else code
 
     @property

@@ -73,7 +73,7 @@ def choice_table(plan: Plan, shown: Sequence[Choice]) -> ChoiceTable:
         rows=tuple(tuple(row[name] for name in kept) for row in rows),
         shared=f"All: {', '.join(said)}." if said else "",
         notes=(
-            *(["+1, +2, ...: so many more settings (--json has them)"] if cut else []),
+            *(["+1, +2, ...: so many more settings"] if cut else []),
             *signs_lines([choice.estimate for choice in shown]),
         ),
     )

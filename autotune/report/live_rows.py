@@ -113,6 +113,8 @@ class LiveState:
             case "estimating":
                 self._begin("estimating", f"{data['candidates']} candidates", now)
             case "estimated":
+                if self.doing != "estimating":
+                    self._begin("estimating", "", now)
                 left_s = data["left_s"]
                 left = f", about {format_seconds(left_s)} left" if left_s else ""
                 self.detail = f"{data['done']} of {data['of']} candidates{left}"

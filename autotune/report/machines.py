@@ -26,6 +26,8 @@ from autotune.space.trl_config import DEFAULTS
 from autotune.units import format_bytes, format_seconds, format_speed, parse_seconds
 
 SCHEMA = 1
+_HEADS = {"GiB of": "GiB", "": "of GiB"}
+"""Heads of two columns that a terminal prints as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +329,8 @@ def machines_plain(
     prices: Prices | None = None,
 ) -> dict[str, Any]:
     """Return the JSON data of a plan for several machines."""
-    heads, *cells = machine_cells(rows, made, prices)
+    (mark, *heads), *cells = machine_cells(rows, made, prices)
+    heads = [mark, *(_HEADS.get(one, one) for one in heads)]
     offered = {offer.row.machine: offer for offer in made}
 
     def plain(row: MachineRow) -> dict[str, Any]:
@@ -339,7 +342,12 @@ def machines_plain(
         "schema": SCHEMA,
         "lines": list(lines),
         "machines": [plain(row) for row in rows],
-        "table": {"heads": heads, "rows": cells, "shared": "", "notes": signs(cells)},
+        "table": {
+            "heads": heads,
+            "rows": cells,
+            "shared": "",
+            "notes": signs(cells),
+        },
     }
 
 

@@ -155,13 +155,13 @@ def _sent_config(config: str | dict[str, Any] | None) -> tuple[str | None, list[
 
 
 def _first_line(job: Job, submission: Submission) -> str | None:
-    """Return the best choice by formula, in words; None: there is none. Nothing that goes wrong
-    here is wrong with the job."""
+    """Return the best choice by formula, in words, of several machines the fastest; None: there is
+    none. Nothing that goes wrong here is wrong with the job."""
     device = submission.device
-    if not device or device == "cpu" or submission.compares or submission.only_default:
+    if not device or device == "cpu" or submission.only_default:
         return None
     from autotune.plan.first_estimate import first_estimate
-    from autotune.report.progress_lines import first_text
+    from autotune.report.progress_lines import first_text, first_text_of_several
     from autotune.space.definition import load_definition
 
     counts = {"count": submission.devices, "nodes": submission.nodes}
@@ -169,6 +169,13 @@ def _first_line(job: Job, submission: Submission) -> str | None:
     job = job.model_copy(update={"devices": job.devices.model_copy(update=counts)})
     try:
         definition, assume = load_definition(job.method), submission.stack == "any"
+        if submission.compares:
+            single = [one for one in machines_of(device) if one.count in (None, 1)]
+            firsts = {
+                machine.name: first_estimate(job, definition, machine.kind, assume=assume)
+                for machine in single
+            }
+            return first_text_of_several({n: one for n, one in firsts.items() if one is not None})
         first = first_estimate(job, definition, find_kind(device), assume=assume)
         return None if first is None else first_text(first)
     except Exception:

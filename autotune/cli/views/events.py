@@ -84,7 +84,8 @@ class RunEvents(Listener):
             self._began = now
         if done in (0, of) or now - self._counted >= COUNT_S:
             self._counted = now
-            left_s = (now - self._began) * (of - done) / done if done else None
+            known = 10 * done >= of  # the first ones wait for what all need
+            left_s = (now - self._began) * (of - done) / done if done and known else None
             self._events.write("estimated", done=done, of=of, left_s=left_s)
 
     def by_formula(self, first: FirstEstimate) -> None:

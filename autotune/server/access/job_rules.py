@@ -6,6 +6,7 @@ did not allow it, run code, reach a host, or take the machine down. A training f
 listed is refused, and so are those of newer versions until somebody has looked at them.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ from autotune.job.job import Job
 from autotune.job.yaml_file import Path_
 from autotune.server.settings import Allowed
 from autotune.server.store.values import Kind
+from autotune.space.job_file.overrides import SECRETS
 
 _NUMBERS = """
     activation_checkpointing activation_offloading adam_beta1 adam_beta2 adam_epsilon
@@ -228,7 +230,14 @@ def _training(name: str, value: Any) -> Iterator[tuple[Path_, Problem]]:
         fits = isinstance(value, dict) and all(map(_is_word, value)) and _all_numbers(value)
         kind = "a word with a number each"
     else:
+        if name in SECRETS:
+            hint = "leave it out: the variable HF_TOKEN gives it to a launch"
+            yield _problem(f"`{name}` is a secret", "training", name, hint=hint)
+            return
         hint = "add it to the bundle later, or ask the operator: `allowed: {training: [...]}`"
+        known = TRAINING_NUMBERS | TRAINING_WORDS | TRAINING_TOKENS | TRAINING_LISTS
+        for near in difflib.get_close_matches(str(name)[:80], known, n=1, cutoff=0.85):
+            hint = f"did you mean `{near}`?"
         yield _problem(_not_taken(name), "training", name, hint=hint)
         return
     if not fits:

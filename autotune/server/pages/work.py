@@ -16,11 +16,14 @@ from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from autotune.errors import AutotuneError
+from autotune.job.yaml_file import parse_yaml
 from autotune.plain_data import NONSENSE
 from autotune.report.live_rows import LiveState, rows
 from autotune.report.parts import ordered, tone_of
 from autotune.report.words import legend
 from autotune.server.access.callers import Caller, ServiceOf
+from autotune.server.access.job_rules import CONFIG
 from autotune.server.api.problems import problem
 from autotune.server.api.work import TEXT, After, Id, cancel, page_response, resume, room_for
 from autotune.server.pages.render import bundle_files, fragment, launch_command, page, refresh
@@ -39,6 +42,7 @@ FromEvent = Annotated[int, Query(ge=0, le=10**9)]
 """The number of the last event that a page has."""
 AnyId = Annotated[str, Path(max_length=100)]
 """An id as a link has it, which may be cut short."""
+_LIMITS = ("--deadline", "--at-most", "--prices")
 _COMMANDS = ("`--", "`autotune ")
 """A line with one of these is of the command line."""
 
@@ -133,7 +137,13 @@ def _values(service: Service, work: Details, state: Now) -> dict[str, Any]:
         "log": list(state.lines),
         "legend": legend([*lines, *table["heads"], *cells]),
         "bar": _memory_bar(result) if work.kind == "plan" else None,
-        "waited": _waited_text(work, result),
+        "waited": _waited_text(work, result) if work.state == "done" else "",
+        "limits": [
+            one.removeprefix("--").replace("=", " ")
+            for one in work.arguments
+            if one.startswith(_LIMITS)
+        ],
+        "runnable": _can_run(service, work),
         "origin": list(_leading_comments(work.job)),
         "files": files,
         "launch": launch_command(work.id, files),
@@ -156,6 +166,14 @@ def _waited_text(work: Details, result: Mapping[str, Any]) -> str:
     if work.attempt > 1:
         parts.append(f"{work.attempt} attempts")
     return f"{text}: {', '.join(parts)}." if parts else f"{text}."
+
+
+def _can_run(service: Service, work: Details) -> bool:
+    """True if its model is here, or may be downloaded: a built-in name is enough for a plan."""
+    with contextlib.suppress(AutotuneError):
+        model = str(parse_yaml(work.job, "job")[0].get("model"))
+        return service.settings.allowed.hub or model.startswith("/") or model == CONFIG
+    return False
 
 
 def _leading_comments(job: str) -> Iterator[str]:

@@ -86,7 +86,7 @@ def compare_page(
         "compare.html",
         works=both,
         rows=list(differences(*both)),
-        silent=[one for one in both if not knobs_of(one)],
+        silent=[one for one in both if not (knobs_of(one) or _first_line(one))],
         job=list(_job_lines(*both)),
     )
 
@@ -100,6 +100,7 @@ def differences(a: Details, b: Details) -> Iterator[tuple[str, str, str]]:
         ("device", device_text(a.device), device_text(b.device)),
         ("result", state_text(a.state, a.outcome), state_text(b.state, b.outcome)),
         ("speed", _speed(a), _speed(b)),
+        ("answer", _first_line(a), _first_line(b)),
         ("peak memory", size_text(a.peak_memory_bytes), size_text(b.peak_memory_bytes)),
     ):
         if first != second:
@@ -115,6 +116,12 @@ def knobs_of(work: Details) -> Mapping[str, Any]:
     result = work.result or {}
     knobs = (result.get("answer") or result).get("knobs")
     return knobs if isinstance(knobs, dict) else {}
+
+
+def _first_line(work: Details) -> str:
+    """Return the answer of a plan of several machines; empty: it is of one, or there is none."""
+    result = work.result or {}
+    return str(result["lines"][0]) if result.get("machines") and result["lines"] else ""
 
 
 def _speed(work: Details) -> str:

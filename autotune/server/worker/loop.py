@@ -104,7 +104,7 @@ class WorkerLoop:
                 self._forget()
             if self._is_time("lease", LEASE_S):
                 self._take()
-            self._say(True, "")
+                self._say(True, "")
         except Away as away:
             self._say(False, str(away))
 

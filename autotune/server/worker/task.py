@@ -26,7 +26,7 @@ FIRST_S, PLAN_NICENESS = 3.0, 15
 """After its first figures a plan stands back for probes, whose times count."""
 REPORT, REPORT_PAGE = "report.txt", "report.html"
 _EVENTS, _RESULT, _OUTPUT, _ERRORS = "events.jsonl", "result.json", "output.txt", "errors.txt"
-_MOST_TEXT = 200_000
+_MOST_TEXT, _SIGNALS = 200_000, 128
 
 
 class Task:
@@ -211,6 +211,9 @@ class Task:
         assert code is not None
         errors = (self._record / _ERRORS).read_text(encoding="utf-8", errors="replace")
         problem = errors[errors.rfind("error: ") :] if "error: " in errors else errors[-2000:]
+        if not problem.strip():
+            killed = f", by signal {code - _SIGNALS}" if code > _SIGNALS else ""
+            problem = f"error: its command ended with code {code}{killed}, without a word"
         problem = (self.problem or problem) if code not in ENDS else ""
         problem = "\n".join(filter(None, [problem[-4000:], *self._refused.values()]))
         output = (self._record / _OUTPUT).read_text(encoding="utf-8", errors="replace")

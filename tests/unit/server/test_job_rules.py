@@ -326,7 +326,7 @@ def test_several_machines_are_flags_of_the_command_too() -> None:
     asked = {"device": device, "prices": "listed", "deadline": "20h", "at_most": "50$"}
     work = accepted("plan", Submission(job=DATA, **asked), Allowed(), "ada")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    assert work.arguments == flags and work.first_line is None
+    assert work.arguments == flags
     assert device.startswith(work.device.removesuffix("…")) and len(work.device) == 128
     context = plan.command.make_context("plan", ["job.yaml", "--record", "there", *flags])
     assert context.params["at_most"] == "50$" and context.params["record"] == Path("there")
@@ -351,7 +351,7 @@ def test_the_first_line_by_formula_is_the_first_event(served: Served) -> None:
     (event,) = served.service.events.after(work["id"], 0)
     assert (work["events"], event.kind) == (1, "by_formula")
     assert "tokens/s" in event.data["text"] and "by formula" in event.data["text"]
-    for fields in ({}, {"device": "cpu"}, {"device": "h100,l40s"}, {"devices": 2}):
+    for fields in ({}, {"device": "cpu"}, {"device": "2xh100,4xl40s"}, {"devices": 2}):
         asked = {"device": "h100"} | fields if fields else {}
         assert served.submit(job, **asked).json()["events"] == 0
 
@@ -498,3 +498,8 @@ def test_the_hub_is_asked_where_that_is_allowed(serve: Serve) -> None:
         assert "model" in served.refusals({**JOB, "model": name})
     for name in ("json", "text", "imdb"):
         assert "dataset" in served.refusals({**JOB, "dataset": name})
+
+
+def test_a_secret_and_a_slip_of_the_pen_are_named_as_such(served: Served) -> None:
+    answer = served.submit({**JOB, "training": {"hub_token": "x", "num_train_epoch": 3}})
+    assert "is a secret" in answer.text and "did you mean `num_train_epochs`?" in answer.text

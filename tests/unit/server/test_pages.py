@@ -292,6 +292,40 @@ def test_a_comparison_has_what_differs_and_no_answer_is_no_difference() -> None:
     assert list(differences(one, silent)) == [("result", "fits", "nothing fits")]
 
 
+def test_only_what_can_be_run_here_has_a_button_for_it(served: Served) -> None:
+    named = {**JOB, "model": "qwen2.5-0.5b"}
+    here = {**JOB, "model": str(served.models / "m" / "config.json")}
+    for job, there in ((named, False), (here, True)):
+        id: str = served.submit(job).json()["id"]
+        served.service.works.cancel(id)
+        assert ("Run it here" in served.client.get(f"/plans/{id}").text) == there
+
+
+def test_plans_of_several_machines_are_compared_by_their_answers() -> None:
+    first, second = (
+        work_with(None, result={"machines": [{}], "lines": [line]})
+        for line in ("Rent one H100.", "Rent one L40S.")
+    )
+    assert list(differences(first, second)) == [("answer", "Rent one H100.", "Rent one L40S.")]
+
+
+def test_a_cancelled_plan_took_no_time_and_a_limit_that_was_asked_for_is_shown(
+    served: Served,
+) -> None:
+    id = served.submit(JOB, device="h100,l40s", deadline="20h").json()["id"]
+    served.service.works.cancel(id)
+    page = served.client.get(f"/plans/{id}").text
+    assert "deadline 20h" in page and "from asking to answer" not in page
+
+
+def test_several_machines_have_first_figures_at_once(served: Served) -> None:
+    job = {**JOB, "model": "qwen2.5-7b", "tuning": "lora", "max_length": 512}
+    id = served.submit(job, device="h100,l40s,2xh100,t4").json()["id"]
+    page = served.client.get(f"/plans/{id}").text
+    found = re.search(r"\d of 3 machines hold it; h100 [\d.]+k tokens/s", page)
+    assert found is not None, page
+
+
 def test_a_list_is_searched(served: Served) -> None:
     id = served.submit(JOB, device="h100").json()["id"]
     for query, there in (("text=h100", True), ("text=none", False), ("kind=run", False)):
