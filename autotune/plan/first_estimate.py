@@ -44,6 +44,9 @@ _KNOWN: dict[str, tuple[KnobValue, ...]] = {
 LEAST_PARAMETERS = 10**8
 """Below that nothing is said: the host decides about the speed of so small a model, and none was
 compared."""
+_LEAST = (8, 0)
+"""Compute capability below which nothing is said: none was compared, and of a T4 the speed was 2.7
+times its trace's."""
 _SIGMA = 0.07
 """Relative standard deviation of the memory: nine in ten are within 8% of their traces, within 12%
 where nothing was fitted."""
@@ -92,7 +95,7 @@ def first_estimate(
             stack=stack.installed(job.method),
         )
         facts = device_facts(facts, kind, assume=assume)
-        if facts.device.kind != "cuda":
+        if facts.device.kind != "cuda" or (facts.device.capability or _LEAST) < _LEAST:
             return None
         limit, space = planned_limit(job, facts), planned_space(definition, job, facts)
     except (UserError, MachineError):

@@ -144,7 +144,7 @@ def test_a_hostile_page_is_confined(browser: Browser, service_url: Served) -> No
     nothing."""
     made_up = b"""<!doctype html><title>x</title><p id=p>nothing</p>
     <script>document.getElementById("p").textContent = "ran"</script>
-    <img src="/static/icon.svg"><form id=f action="/runs" method=post></form>"""
+    <img src="/static/icon.svg"><form id=f action="/" method=post></form>"""
     path = uploaded(service_url, made_up)
     said: list[str] = []
     with browser.new_context(base_url=service_url.url) as context:
@@ -162,4 +162,4 @@ def test_a_hostile_page_is_confined(browser: Browser, service_url: Served) -> No
         page.evaluate("document.getElementById('f').submit()")
         assert page.url.endswith(path)
     assert any("violates the following Content Security Policy" in text for text in said)
-    assert requests.get(f"{service_url.url}/runs", timeout=30).ok
+    assert requests.get(f"{service_url.url}/works", timeout=30).ok
