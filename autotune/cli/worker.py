@@ -35,7 +35,7 @@ from autotune.cli.command import guarded
     "share no device.",
 )
 @click.option(
-    "--plans", type=click.IntRange(min=0), default=1, help="Number of plans at once, beside a run."
+    "--plans", type=click.IntRange(0, 60), default=1, help="Number of plans at once, beside a run."
 )
 @click.option("--no-runs", is_flag=True, help="Only plans: the devices are left alone.")
 @click.option("--plan-memory", default="8GiB", help="Memory for all processes of a plan.")

@@ -126,7 +126,8 @@ class Command:
     def interrupt(self) -> None:
         """Ask it to end, as Ctrl-C does."""
         if self.exit_code is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
 
     def end(self) -> None:
         """End it and all that it has started, now."""

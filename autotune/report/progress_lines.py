@@ -80,7 +80,7 @@ def first_text_of_several(firsts: Mapping[str, FirstEstimate]) -> str | None:
     hold = [name for name, first in firsts.items() if first.best.estimate.fits]
     fastest = sorted(hold, key=speed, reverse=True)[:FASTEST]
     texts = [f"{n} {format_speed(speed(n))}" if speed(n) else n for n in fastest]
-    count = f"{len(hold)} of {len(firsts)} machines hold it"
+    count = f"{len(hold)} of {len(firsts)} machines with one GPU hold it"
     return f"(by formula, speed +-{SPEED_ERROR:.0%}): {'; '.join([count, *texts])}"
 
 

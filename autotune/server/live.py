@@ -46,8 +46,8 @@ class Live:
     def close(self) -> None:
         """Let all readers end."""
         self.closing = True
-        for tail in self._tails.values():
-            tail.changed.set()
+        for id in list(self._tails):
+            self.changed(id)
 
     @property
     def is_full(self) -> bool:

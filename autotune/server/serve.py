@@ -113,7 +113,9 @@ class _Server(uvicorn.Server):
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End the worker first, so that it gives back its works."""
+        """End the worker first, so that it gives back its works. A second signal ends at once."""
+        if self._stopping.is_set():
+            super().handle_exit(sig, frame)
         self._stopping.set()
 
     def _keep_house(self) -> None:
@@ -133,9 +135,11 @@ class _Server(uvicorn.Server):
                 log.exception("housekeeping failed")
             self._stopping.wait(HOUSEKEEPING_S)
         self._say("it ends: what runs returns to the queue, and goes on at the next start")
-        end_local_worker(self._folder)
-        self._service.live.close()
-        self.should_exit = True
+        try:
+            end_local_worker(self._folder)
+            self._service.live.close()
+        finally:
+            self.should_exit = True
 
 
 def delete_old(service: Service) -> None:

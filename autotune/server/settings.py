@@ -88,7 +88,7 @@ class Settings(Strict):
     """PostgreSQL by URL; default: `service.db` (SQLite) in the folder of `--runs`."""
     local_worker: bool = True
     """Whether a worker for this machine's devices is started with it."""
-    plans_at_once: int = Field(default=1, ge=0)
+    plans_at_once: int = Field(default=1, ge=0, le=60)
     """Plans that the local worker makes beside a run."""
     plan_memory: Bytes = 8 * 2**30
     """Bytes of memory that all processes of a plan may take together."""

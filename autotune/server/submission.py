@@ -40,6 +40,8 @@ _REWARD = "accuracy_reward"
 """TRL's function that stands in for a refused one while the rest of the job is judged."""
 _MOST_MEMORY = 4 * 2**40
 """Bytes of a GPU: several times the largest."""
+_MOST_FIRST = 12
+"""Machines of which a first line speaks: each takes a tenth of a second."""
 _MOST_MACHINES = 24
 """Machines that a service plans at once."""
 _LOG = logging.getLogger(__name__)
@@ -158,7 +160,7 @@ def _first_line(job: Job, submission: Submission) -> str | None:
     """Return the best choice by formula, in words, of several machines the fastest; None: there is
     none. Nothing that goes wrong here is wrong with the job."""
     device = submission.device
-    if not device or device == "cpu" or submission.only_default:
+    if not device or device == "cpu" or submission.only_default or job.recipe:
         return None
     from autotune.plan.first_estimate import first_estimate
     from autotune.report.progress_lines import first_text, first_text_of_several
@@ -170,7 +172,7 @@ def _first_line(job: Job, submission: Submission) -> str | None:
     try:
         definition, assume = load_definition(job.method), submission.stack == "any"
         if submission.compares:
-            single = [one for one in machines_of(device) if one.count in (None, 1)]
+            single = [one for one in machines_of(device) if one.count in (None, 1)][:_MOST_FIRST]
             firsts = {
                 machine.name: first_estimate(job, definition, machine.kind, assume=assume)
                 for machine in single
@@ -259,7 +261,10 @@ def _machine_problems(submission: Submission) -> Iterator[Problem]:
     if submission.at_most and not submission.prices:
         hint = f"add `prices: {LISTED}`"
         yield Problem(where="at_most", what="no prices are known", hint=hint)
-    for deadline, at_most in ((submission.deadline, None), (None, submission.at_most)):
+    for deadline, at_most in (
+        (submission.deadline or None, None),
+        (None, submission.at_most or None),
+    ):
         try:
             limits_of(deadline, at_most, prices_of(LISTED))
         except UserError as error:

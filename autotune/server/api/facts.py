@@ -106,7 +106,7 @@ def list_models(_: Caller) -> list[KnownModelInfo]:
 
 @router.get("/workers")
 def list_workers(service: ServiceOf, _: Caller) -> list[WorkerInfo]:
-    """Return the workers that reported in the last half minute."""
+    """Return the workers that reported in the last minute."""
     return [worker for worker, _ in service.queue.workers()]
 
 

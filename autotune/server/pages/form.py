@@ -1,5 +1,6 @@
 """The form: a model, a job or another tool's file is pasted, and planned, or run here."""
 
+import contextlib
 import functools
 import json
 import re
@@ -17,6 +18,7 @@ from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers, mor
 from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_yaml, to_yaml
+from autotune.plain_data import NONSENSE
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.api.work import submit
@@ -63,8 +65,8 @@ class JobForm(Value):
     p50: _Word = ""
     p99: _Word = ""
     prices: _Word = ""
-    deadline: _Word = ""
-    at_most: _Word = ""
+    deadline: Annotated[str, Field(max_length=20)] = ""
+    at_most: Annotated[str, Field(max_length=20)] = ""
     parent: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
 
 
@@ -246,9 +248,10 @@ def form_of(work: Details, way: int = 0) -> JobForm:
 def way_of(work: Details, number: int) -> dict[str, Any]:
     """Return the fields of a job that a way out of a plan changes; none where there is no such
     way."""
-    advice = (work.result or {}).get("advice") or {"ways": []}
-    ways = advice["ways"][number - 1 : number] if number else []
-    return dict(ways[0]["fields"]) if ways else {}
+    with contextlib.suppress(*NONSENSE):  # a worker may have made it up
+        ways = (work.result or {})["advice"]["ways"][number - 1 : number] if number else []
+        return dict(ways[0]["fields"]) if ways else {}
+    return {}
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from autotune.report.words import legend
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.api.problems import problem
-from autotune.server.api.work import TEXT, After, Id, cancel, page_response, resume, room_for
+from autotune.server.api.work import TEXT, After, Id, Text, cancel, page_response, resume, room_for
 from autotune.server.pages.render import bundle_files, fragment, launch_command, page, refresh
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event, Kind
@@ -40,7 +40,7 @@ WIDTH = 1000.0
 """Of a bar of memory."""
 FromEvent = Annotated[int, Query(ge=0, le=10**9)]
 """The number of the last event that a page has."""
-AnyId = Annotated[str, Path(max_length=100)]
+AnyId = Annotated[str, Path(max_length=100, pattern=Text)]
 """An id as a link has it, which may be cut short."""
 _LIMITS = ("--deadline", "--at-most", "--prices")
 _COMMANDS = ("`--", "`autotune ")
@@ -241,8 +241,8 @@ def _add_routes(kind: Kind) -> None:
         return refresh()
 
 
-for _kind in ("plan", "run"):
-    _add_routes("plan" if _kind == "plan" else "run")
+_add_routes("plan")
+_add_routes("run")
 
 
 @router.get("/runs/{id}/report")
@@ -272,11 +272,14 @@ async def _updates(service: Service, id: str, after: int) -> AsyncIterator[Serve
         text = await run_in_threadpool(_change, service, id, state)
         if text is not None:
             yield ServerSentEvent(id=str(state.last), event="update", raw_data=text)
-    text = await run_in_threadpool(_end, service, id, state)
-    if text is None:
-        return  # the service ends: the page comes again
-    yield ServerSentEvent(id=str(state.last), event="update", raw_data=text)
-    yield ServerSentEvent(event="end", raw_data="")
+    whole: str | None = ""
+    try:
+        whole = await run_in_threadpool(_end, service, id, state)
+        if whole:
+            yield ServerSentEvent(id=str(state.last), event="update", raw_data=whole)
+    finally:
+        if whole is not None:  # else the service ends: the page comes again
+            yield ServerSentEvent(event="end", raw_data="")
 
 
 def _change(service: Service, id: str, state: Now) -> str | None:

@@ -114,14 +114,16 @@ def differences(a: Details, b: Details) -> Iterator[tuple[str, str, str]]:
 def knobs_of(work: Details) -> Mapping[str, Any]:
     """Return the knobs of a work's answer; none: it has no answer."""
     result = work.result or {}
-    knobs = (result.get("answer") or result).get("knobs")
+    answer = result.get("answer") or result
+    knobs = answer.get("knobs") if isinstance(answer, dict) else None
     return knobs if isinstance(knobs, dict) else {}
 
 
 def _first_line(work: Details) -> str:
     """Return the answer of a plan of several machines; empty: it is of one, or there is none."""
     result = work.result or {}
-    return str(result["lines"][0]) if result.get("machines") and result["lines"] else ""
+    lines = result.get("lines")
+    return str(lines[0]) if result.get("machines") and isinstance(lines, list) and lines else ""
 
 
 def _speed(work: Details) -> str:
@@ -131,5 +133,5 @@ def _speed(work: Details) -> str:
 
 def _job_lines(a: Details, b: Details) -> Iterator[str]:
     """Yield the lines of two jobs that differ, each with `-` or `+` before it."""
-    lines = difflib.ndiff(a.job.splitlines(), b.job.splitlines())
-    return (line for line in lines if line.startswith(("-", "+")))
+    lines = difflib.unified_diff(a.job.splitlines(), b.job.splitlines(), n=0, lineterm="")
+    return (line for line in list(lines)[2:] if not line.startswith("@@"))

@@ -231,7 +231,9 @@ class Works:
         """Cancel a work: at once where it waits, else through its worker; False: it has ended."""
         with self._database.writing() as session:
             waiting = update(WorkRow).where(WorkRow.id == id, WorkRow.state == "queued")
-            ended = session.execute(waiting.values(state="cancelled", ended=time.time()))
+            ended = session.execute(
+                waiting.values(state="cancelled", ended=time.time(), lease_until=None)
+            )
             if ended.rowcount:  # type: ignore[attr-defined]
                 return True
             running = update(WorkRow).where(WorkRow.id == id, WorkRow.state == "running")

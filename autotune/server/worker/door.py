@@ -114,7 +114,11 @@ class Door:
             raise Away(str(error)) from None
         if answer.status_code == 410:
             raise Lost
-        if answer.status_code >= 500 or answer.status_code == 429:
+        if (
+            300 <= answer.status_code < 400
+            or answer.status_code >= 500
+            or answer.status_code == 429
+        ):
             raise Away(f"{answer.status_code} of {path}")
         if answer.status_code in (400, 413, 422) and path.startswith("works/"):
             raise Refused(_detail(answer))

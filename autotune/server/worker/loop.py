@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ class WorkerLoop:
                 self._say(True, "")
         except Away as away:
             self._say(False, str(away))
+        except OSError as error:  # such as a folder that goes while it is counted
+            _log("a look at the folders failed", why=str(error))
 
     def _keep_leases(self) -> None:
         while not self._ending.wait(LOOK_S):
@@ -146,8 +149,9 @@ class WorkerLoop:
             except Lost:
                 task.end()
                 self._drop(id, "is another's now")
-            except Refused as refused:  # it ends; the others go on
-                why = f"the service refused a message: {refused}"
+            except (Refused, OSError, ValueError) as error:  # it ends; the others go on
+                refused = isinstance(error, Refused)
+                why = f"{'the service refused a message' if refused else 'its files'}: {error}"
                 with contextlib.suppress(Lost, Refused):
                     task.fail(self.door, self.info.name, why)
                 self._drop(id, why)
@@ -188,13 +192,13 @@ class WorkerLoop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         self._ending.set()
-        for task in self._tasks.values():
-            task.end()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Task.end, self._tasks.values()))
         self.door.timeout_s = LEAVE_S
+        for task in self._tasks.values():
+            with contextlib.suppress(Away, AutotuneError, Lost, Refused, OSError, ValueError):
+                task.give_back(self.door, self.info.name)
         with contextlib.suppress(Away, AutotuneError):
-            for task in self._tasks.values():
-                with contextlib.suppress(Lost, Refused):
-                    task.give_back(self.door, self.info.name)
             self.door.leave(self.info.name)
 
     def _kept(self) -> list[str]:

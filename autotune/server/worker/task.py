@@ -15,7 +15,7 @@ from autotune.process.messages import read_json
 from autotune.process.run_folder import OUTPUT, RESUMPTION, RunFolder
 from autotune.server.access.job_rules import CONFIG
 from autotune.server.store.values import ENDS, Ending, Lease
-from autotune.server.worker.door import Away, Door, Refused
+from autotune.server.worker.door import Door, Refused
 from autotune.server.worker.output import Shown, Tail
 
 CANCEL_S, GIVE_UP_S = 1.5, 30.0
@@ -164,7 +164,7 @@ class Task:
             self.is_reported = True
             try:
                 door.finish(name, self.lease.id, self._ending())
-            except Away:
+            except BaseException:
                 self.is_reported = False
                 raise
 

@@ -57,9 +57,9 @@
     // What is asked for again and again is shown when it has changed, and nothing is ticked in it.
     const asker = event.detail.requestConfig?.elt ?? elt;
     if (!polls(asker) || event.detail.requestConfig?.triggeringEvent?.type === "change") return;
-    const same = last.get(asker.id) === xhr.responseText;
-    if (same || asker.querySelector(":checked")) event.detail.shouldSwap = false;
-    last.set(asker.id, xhr.responseText);
+    const ticked = asker.querySelector(":checked");
+    if (ticked || last.get(asker.id) === xhr.responseText) event.detail.shouldSwap = false;
+    if (!ticked) last.set(asker.id, xhr.responseText);
   });
   on("htmx:afterSwap", (event) => {
     if (event.detail.target?.id === "problems") event.detail.target.focus();
