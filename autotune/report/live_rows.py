@@ -43,8 +43,8 @@ class LiveState:
         doing: what goes on, in a word or two, and `detail`s of it, since `began`.
         standing: how the search stands, since `standing_since` (`Standing.plain`).
         promise: of the next probe (`Outlook`); None: it is made for something else.
-        steps: of the running probe (`ProbeSteps`); None: no probe runs, or nobody tells of them.
-        hears_steps: whether somebody tells of the steps of a probe.
+        steps: of the running probe (`ProbeSteps`); None: no probe runs, or its steps are not known.
+        hears_steps: whether the steps of a probe are reported.
         probing_since: when the running probe began.
         close: numbers of probes that are measured again, as they are too close to call.
         verifying: the bundle that is being launched, in words; empty: none is.
@@ -174,7 +174,7 @@ class LiveState:
     @property
     def stages_to_come(self) -> list[str]:
         """Stages of the launch that goes on, the running one first; none before its rows are
-        written, or where nobody said what method it is of."""
+        written, or where its method is not known."""
         if not self.stages or self.method not in METHODS:
             return []
         over = {stage for stage, _ in self.stages}
@@ -282,7 +282,7 @@ def _budget(state: LiveState, now: float) -> Iterator[str]:
 
 
 def _time(state: LiveState, now: float) -> Iterator[str]:
-    """Yield what is left of it, counted from when that was told."""
+    """Yield what is left of it, counted from when that was reported."""
     standing, since_s = state.standing, now - state.standing_since
     if standing is None:
         return

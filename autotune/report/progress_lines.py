@@ -1,4 +1,4 @@
-"""What is said while estimates are made, in a line now and then."""
+"""Lines while estimates are made, one now and then."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ NOW_AND_THEN_S = 30.0
 FASTEST = 5
 """Machines that a first line names."""
 _SEEN_S = 1.0
-"""From so many seconds on it can be said how long the rest takes."""
+"""From so many seconds on the time of the rest is estimated."""
 
 
 class EstimateLines(Progress):
     """Says how many candidates are estimated, and of how many.
 
     Args:
-        say: hears each line.
+        say: prints a line.
         every_s: seconds between two counts.
     """
 

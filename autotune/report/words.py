@@ -62,7 +62,7 @@ def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> st
 
 
 def batch_text(candidate: Candidate) -> str:
-    """Micro-batch x accumulation."""
+    """Return micro-batch x accumulation."""
     return f"{candidate.micro_batch} x {candidate.gradient_accumulation_steps}"
 
 

@@ -55,7 +55,7 @@ class Live:
         return self.readers >= self._most
 
     def changed(self, id: str) -> None:
-        """Tell readers that a work has new events or another state. From any thread."""
+        """Wake readers: a work has new events or another state. From any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake, id)
 

@@ -121,7 +121,7 @@ def finish(request: Request, service: ServiceOf, _: Worker, id: Id, ended: Ended
         raise problem(410, _LOST)
     service.live.changed(id)
     work = service.works.get(id)
-    if before == "running" and work is not None:  # else it was said before
+    if before == "running" and work is not None:  # else it was reported before
         request.app.state.metrics.ended(work)
 
 

@@ -221,7 +221,14 @@ def _ask(service: Service, form: JobForm, submitter: str) -> Response:
     if form.count.strip() and not form.count.strip().isdecimal():
         what = f"must be a number of devices, but got `{form.count[:40]}`"
         known.append(Problem(where="devices", what=what))
-    work = submit(service, form.kind, submission_of(form, config), submitter, known)
+    asked = submission_of(form, config)
+    if (
+        parent is not None and form.kind == parent.kind == "plan"
+    ):  # the form has no fields for these
+        given = _given(parent)
+        nodes = {"nodes": int(given["nodes"])} if "nodes" in given else {}
+        asked = asked.model_copy(update={**nodes, "stack": given.get("stack", "any")})
+    work = submit(service, form.kind, asked, submitter, known)
     return redirect(f"/{form.kind}s/{work.id}")
 
 
@@ -232,8 +239,7 @@ def form_of(work: Details, way: int = 0) -> JobForm:
         way: the way out that is applied, from 1 on; 0: none.
     """
     fields = way_of(work, way)
-    named = (argument for argument in work.arguments if "=" in argument)
-    given = dict(argument.removeprefix("--").split("=", 1) for argument in named)
+    given = _given(work)
     return JobForm(
         text=changed_job(work.job, fields) if fields else work.job,
         device=given.get("device", ""),
@@ -243,6 +249,12 @@ def form_of(work: Details, way: int = 0) -> JobForm:
         at_most=given.get("at-most", ""),
         parent=work.id,
     )
+
+
+def _given(work: Details) -> dict[str, str]:
+    """Return the arguments of a plan that have a value."""
+    named = (argument for argument in work.arguments if "=" in argument)
+    return dict(argument.removeprefix("--").split("=", 1) for argument in named)
 
 
 def way_of(work: Details, number: int) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Queue:
                 return False
             late = row.state == "queued" and bool(row.lease_until)
             if row.state != "running" and not late:
-                return row.state != "queued"  # said twice: the answer to the first was lost
+                return row.state != "queued"  # reported twice: the first answer was lost
             row.lease_until, row.deaths = None, row.deaths - late
             if ending.interrupted and not row.stop_wanted:
                 row.state = "queued"
@@ -195,7 +195,7 @@ def _number(data: Any, name: str) -> float | None:
 
 
 def _plan_outcome(exit_code: int, result: Mapping[str, Any]) -> str:
-    """Return whether a plan fits; of several machines, whether it is safe on one, at any price."""
+    """Return `fits` or `nothing_fits`; of several machines, by one on which it is safe."""
     machines = result.get("machines")
     machines = machines if isinstance(machines, list) else []
     safe = any(isinstance(machine, dict) and machine.get("safe") is True for machine in machines)

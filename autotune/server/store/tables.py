@@ -9,7 +9,7 @@ class Table(DeclarativeBase):
 
 
 class WorkRow(Table):
-    """A plan or a run that somebody asked for."""
+    """A plan or a run that was asked for."""
 
     __tablename__ = "service_work"
 
@@ -40,13 +40,13 @@ class WorkRow(Table):
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """How often a worker has taken it."""
     deaths: Mapped[int] = mapped_column(Integer, default=0)
-    """How often its worker has died since somebody asked for it."""
+    """How often its worker has died since it was asked for."""
     worker: Mapped[str | None] = mapped_column(String(128))
     machine: Mapped[str | None] = mapped_column(String(128))
     """Where its folder is."""
     lease_until: Mapped[float | None] = mapped_column(Float)
     stop_wanted: Mapped[bool] = mapped_column(Boolean, default=False)
-    """Whether somebody cancelled it while it ran."""
+    """Whether it was cancelled while it ran."""
     exit_code: Mapped[int | None] = mapped_column(Integer)
     outcome: Mapped[str] = mapped_column(String(32), default="")
     """In a word, of what is done: `fits`, `nothing_fits`, `recommended` ..."""

@@ -284,7 +284,7 @@ def start_worker(
     info: WorkerInfo,
     capacity: Capacity,
 ) -> None:
-    """Work until told to end.
+    """Work until SIGTERM or Ctrl-C.
 
     Raises:
         UserError: another worker uses the folder.

@@ -265,6 +265,15 @@ def test_a_form_outlives_the_work_that_it_came_from(served: Served) -> None:
     assert served.client.get(f"/api/v1/plans/{id}").json()["parent"] is None
 
 
+def test_a_plan_that_is_changed_keeps_its_machines(served: Served) -> None:
+    id = served.submit(JOB, device="h100", devices=8, nodes=2).json()["id"]
+    form = {"text": "qwen2.5-0.5b", "max_length": "128", "device": "h100", "count": "8"}
+    answer = asked(served, **form, parent=id)
+    assert answer.status_code == 204, answer.text
+    other = served.client.get(f"/api/v1{answer.headers['hx-redirect']}").json()
+    assert "--nodes=2" in other["arguments"]
+
+
 def test_what_an_event_makes_up_is_passed_over() -> None:
     work = Details.model_construct(state="running", started=1.0, created=0.0, method="sft")
     now = Now(work)
