@@ -51,7 +51,7 @@ def serve(settings: Settings, folder: Path, say: Say = lambda _: None) -> None:
         _serve(settings, folder, say)
 
 
-def _serve(settings: Settings, folder: Path, say: Say = lambda _: None) -> None:
+def _serve(settings: Settings, folder: Path, say: Say) -> None:
     service = open_service(settings, folder, _secret(folder / CSRF))
     if not settings.is_local and not service.tokens.has_users():
         raise user_error(

@@ -47,7 +47,7 @@ _COMMANDS = ("`--", "`autotune ")
 """A line with one of these is of the command line."""
 
 
-class Now:
+class WorkState:
     """The state of a work, as it follows from its events.
 
     Attributes:
@@ -92,7 +92,7 @@ def _queue_text(work: Details) -> str:
     return "it is the next in the queue"
 
 
-def _fold(service: Service, id: str, state: Now, most: int | None = None) -> None:
+def _fold(service: Service, id: str, state: WorkState, most: int | None = None) -> None:
     """Bring a state up to the last event, or to the one of a number."""
     while events := service.events.after(id, state.last):
         for event in events:
@@ -101,7 +101,7 @@ def _fold(service: Service, id: str, state: Now, most: int | None = None) -> Non
             state.take(event)
 
 
-def found(service: Service, id: str, kind: Kind) -> Details:
+def find_work(service: Service, id: str, kind: Kind) -> Details:
     """Return a work.
 
     Raises:
@@ -114,7 +114,7 @@ def found(service: Service, id: str, kind: Kind) -> Details:
     return work
 
 
-def _values(service: Service, work: Details, state: Now) -> dict[str, Any]:
+def _values(service: Service, work: Details, state: WorkState) -> dict[str, Any]:
     ended, result = work.state in ENDED, work.result or {}
     files = bundle_files(service.works.file(work.id, "bundle.zip")) if ended else []
     lines = [line for line in result.get("lines", []) if not any(c in line for c in _COMMANDS)]
@@ -208,8 +208,8 @@ def _add_routes(kind: Kind) -> None:
 
     @router.get(at, name=f"{kind}_page")
     def _show(request: Request, service: ServiceOf, holder: Caller, id: AnyId) -> Response:
-        work = found(service, id, kind)
-        state = Now(work)
+        work = find_work(service, id, kind)
+        state = WorkState(work)
         _fold(service, id, state)
         return page(request, holder, "work_page.html", **_values(service, work, state), oob=False)
 
@@ -232,12 +232,12 @@ def _add_routes(kind: Kind) -> None:
 
     @router.post(f"{at}/cancel", name=f"cancel_{kind}_page")
     def _cancel(service: ServiceOf, _: Caller, id: Id) -> Response:
-        cancel(service, found(service, id, kind))
+        cancel(service, find_work(service, id, kind))
         return refresh()
 
     @router.post(f"{at}/resume", name=f"resume_{kind}_page")
     def _resume(service: ServiceOf, _: Caller, id: Id) -> Response:
-        resume(service, found(service, id, kind))
+        resume(service, find_work(service, id, kind))
         return refresh()
 
 
@@ -248,7 +248,7 @@ _add_routes("run")
 @router.get("/runs/{id}/report")
 def report_page(request: Request, service: ServiceOf, holder: Caller, id: AnyId) -> Response:
     """Show the report of a run: its page, or its text where the page is too large to be kept."""
-    found(service, id, "run")
+    find_work(service, id, "run")
     drawn = page_response(service, id)
     if drawn is not None:
         return drawn
@@ -263,7 +263,7 @@ async def _updates(service: Service, id: str, after: int) -> AsyncIterator[Serve
     work = await run_in_threadpool(service.works.get, id)
     if work is None:
         return
-    state = Now(work)
+    state = WorkState(work)
     await run_in_threadpool(_fold, service, id, state, after)
     async for event in service.live.follow(id, after):
         if event is not None and event.number <= state.last:
@@ -282,7 +282,7 @@ async def _updates(service: Service, id: str, after: int) -> AsyncIterator[Serve
             yield ServerSentEvent(event="end", raw_data="")
 
 
-def _change(service: Service, id: str, state: Now) -> str | None:
+def _change(service: Service, id: str, state: WorkState) -> str | None:
     """Return the parts of a page that its new events change; None: its work was deleted."""
     shown = state.last
     _fold(service, id, state)
@@ -293,7 +293,7 @@ def _change(service: Service, id: str, state: Now) -> str | None:
     return fragment("work_update.html", work=work, rows=state.rows(work), new=new)
 
 
-def _end(service: Service, id: str, state: Now) -> str | None:
+def _end(service: Service, id: str, state: WorkState) -> str | None:
     """Return the page of a work that has ended; None: it goes on."""
     work = service.works.get(id)
     if work is None:

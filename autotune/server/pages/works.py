@@ -86,7 +86,7 @@ def compare_page(
         "compare.html",
         works=both,
         rows=list(differences(*both)),
-        silent=[one for one in both if not (knobs_of(one) or _first_line(one))],
+        unanswered=[work for work in both if not (knobs_of(work) or _first_line(work))],
         job=list(_job_lines(*both)),
     )
 

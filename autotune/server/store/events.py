@@ -78,14 +78,6 @@ class Events:
         self.on_new(new)
         return taken
 
-    def add(self, id: str, kind: str, utc: float, **data: Any) -> None:
-        """Add an event of the service itself."""
-        with self._database.writing() as session:
-            work = session.get(WorkRow, id)
-            if work is not None:
-                work.events += 1
-                session.add(_row(id, work.events, Line(utc=utc, kind=kind, data=data)))
-
     def after(self, id: str, number: int) -> list[Event]:
         """Return the next events after a number, at most `AT_ONCE`."""
         with self._database.connection() as connection:

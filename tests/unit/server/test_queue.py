@@ -42,8 +42,7 @@ def test_first_come_first_served(database: Database) -> None:
 def test_a_database_of_an_earlier_version_loses_its_priorities_alone(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "old.db")
     old = open_database(url)
-    work = Works(old).add(new())
-    Events(old).add(work.id, "line", 1.0, text="kept")
+    work = Works(old).add(new(first_line="kept"))
     with old.engine.begin() as connection:  # as version 0001 had it
         connection.execute(text("DROP INDEX service_work_by_state"))
         column = "ALTER TABLE service_work ADD COLUMN priority INTEGER NOT NULL DEFAULT 0"
