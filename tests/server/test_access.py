@@ -73,7 +73,7 @@ def test_it_does_not_listen_to_others_without_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.2", ""])
 def test_every_other_address_needs_a_token(tmp_path: Path, host: str) -> None:
     with pytest.raises(UserError, match="without a token"):
-        _serve(load_settings(None, {"host": host, "port": 0}), tmp_path)
+        _serve(load_settings(None, {"host": host, "port": 0}), tmp_path, print)
 
 
 def test_it_listens_at_this_machine_alone(service: tuple[Served, dict[str, str]]) -> None:
@@ -191,7 +191,7 @@ def test_a_second_service_does_not_take_the_port(
 ) -> None:
     port = urlsplit(service[0].url).port
     with pytest.raises(MachineError, match="cannot listen"):
-        _serve(load_settings(None, {"port": port}), tmp_path)
+        _serve(load_settings(None, {"port": port}), tmp_path, print)
 
 
 def test_the_log_is_a_json_object_a_line_with_an_id_each(
