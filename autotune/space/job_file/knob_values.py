@@ -38,7 +38,7 @@ _MOST = {
     **dict.fromkeys((BUCKET_SIZE, *COUNTS_FROM_ZERO), 10**12),
 }
 """The most that they can be, where it is not `MOST_ROWS`."""
-_JUDGED_ELSEWHERE = (*_WHOLE_NUMBERS, *COUNTS_FROM_ZERO, VLLM_SHARE, "lora_target_modules")
+_JUDGED_ELSEWHERE = (*_WHOLE_NUMBERS, *COUNTS_FROM_ZERO, VLLM_SHARE)
 
 
 def uncounted(job: Job) -> Iterator[Found]:

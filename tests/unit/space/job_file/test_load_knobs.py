@@ -154,6 +154,12 @@ def test_a_wrong_value_of_a_knob_names_its_choices(folder):
     assert hint == "choose from `chunked_nll`, `nll`, `dft`"
 
 
+@pytest.mark.parametrize("section", ["fixed: {%s: 3}", "recipe: {%s: [attention, 3]}"])
+def test_modules_are_named_by_texts(folder, section):
+    ((_, what, _),) = problems(folder, f"tuning: lora\n{section % 'lora_target_modules'}\n")
+    assert what == "`lora_target_modules` must be a text or a list of texts, but got `3`"
+
+
 def test_lora_knobs_need_lora(folder):
     ((_, what, _),) = problems(folder, "recipe: {lora_r: [8]}\n")
     assert what == "`lora_r` needs `tuning: lora`"
