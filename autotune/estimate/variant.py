@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.job.methods import METHODS, SFT
+from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 OUTSIDE_THE_VARIANT = {
@@ -55,7 +55,7 @@ UNTRACEABLE = {
     "use_liger_kernel": (False, "traced without Liger; it needs less and is faster than estimated"),
 }
 LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
-"""Types of models whose Liger kernels are traced, by SFTTrainer: the same four for each."""
+"""Types of models whose Liger kernels are traced: the same three for each."""
 
 
 AT_MOST = ("torch_compile", "use_liger_kernel")
@@ -119,8 +119,8 @@ def variant_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
     """True if Liger's kernels are known where this method puts them into this model. Where TRL has
-    a fused head, the loss is another one."""
-    return method == SFT.name and model_type in LIGER_MODELS and not fused_head
+    no fused head (before 1.15), Liger brings a loss of its own, which is not traced."""
+    return fused_head and not METHODS[method].online and model_type in LIGER_MODELS
 
 
 def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:

@@ -4,7 +4,7 @@ config.json -> shape -> facts -> bind the space -> memory and speed by formula -
 
 It is made where all that it needs is known without a child: one GPU, a method that neither
 generates nor compares with a reference (of DPO the speed was 49% off), a model whose shape is built
-in or lies here and is of a known family. Else there is none.
+in or lies here and is of a known family, a TRL with a fused head (1.15 on). Else there is none.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def first_estimate(
     method, training = METHODS[job.method], job.training
     unknown = training.get("trust_remote_code") or training.get("model_revision")
     unlike = method.online or method.reference or job.devices.total > 1
-    if unlike or unknown or stack.missing(job.method):
+    if unlike or unknown or stack.missing(job.method) or not stack.fused_head():
         return None
     shape, lengths = model_shape(job.model, classifier=method.classifier), lengths_of(job)
     if shape is None or lengths is None or shape.facts.parameters < LEAST_PARAMETERS:
@@ -205,7 +205,6 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
         rank=rank,
         quantised=base is not None,
         checkpointing=bool(config.get("gradient_checkpointing", True)),
-        chunked=config.get("loss_type") == "chunked_nll",
         liger=bool(config.get("use_liger_kernel")),
         cudnn=not flash
         and CUDNN_LAST not in settings.environment

@@ -24,10 +24,9 @@ from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.step_time import BACKWARD, TimeParts
 from autotune.facts.model_shape import ModelShape
 
-CHUNK = 256
-"""Tokens whose logits TRL's chunked loss holds at a time."""
-PER_LOGIT = 13
-"""Bytes of a logit and its gradients in float32, at the loss."""
+TILE = (4096, 32768)
+"""Tokens and words whose logits TRL's fused head holds at a time: `TOKEN_CHUNK_SIZE`,
+`_CHUNKED_LOGPROB_CHUNK_SIZE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +66,14 @@ class DecoderStep:
     rank: int
     quantised: bool
     checkpointing: bool
-    chunked: bool
     liger: bool
     cudnn: bool
     accumulates: bool
 
     @property
-    def head_rows(self) -> int:
-        """Tokens whose logits are made at a time."""
-        if self.chunked:
-            return min(self.tokens, CHUNK)
-        if self.liger:  # as many parts as the vocabulary is larger than the stream, of 2^n tokens
-            parts = -(-self.vocabulary // self.hidden)
-            return 1 << max(-(-self.tokens // parts) - 1, 0).bit_length()
-        return self.tokens
+    def tile(self) -> tuple[int, int]:
+        """Tokens and words whose logits are made at a time."""
+        return min(self.tokens, TILE[0]), min(self.vocabulary, TILE[1])
 
     @property
     def width(self) -> int:
@@ -112,7 +105,7 @@ SAVED = {
     (True, True): (4.6, 9.8, 1.5, 0.5, 2.7),
 }
 """Bytes that a layer keeps of each of `saved_terms`, by (weights in float32, Liger's kernels)."""
-MOVED = (30.0, 3.7, 3.4, 9.0, 19.5, 50.5, 1.9, 10.6, 1.3, 2.4, 7.1, 0.65, 3.6)
+MOVED = (30.0, 3.7, 3.4, 9.0, 3.0, 1.0, 7.1, 0.65, 3.6)
 """How often each of `moved_terms` is moved."""
 OPERATORS = {True: 138.0, False: 194.0}
 """What a layer dispatches in a pass, by whether all weights are trained; a backward pass is two."""
@@ -142,13 +135,10 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     if step.checkpointing:
         kept = step.layers * step.width * step.hidden * tokens
         working = saved + tokens * (6.0 * max(shape.inner, step.hidden))
-    logits = float(PER_LOGIT * tokens * step.vocabulary)
-    if step.chunked:
-        logits = (
-            PER_LOGIT * min(tokens, CHUNK) * step.vocabulary + (7.5 if step.full else 5.5) * head
-        )
-    elif step.liger:
-        logits = 4 * head if step.full else 0
+    rows, words = step.tile
+    # A tile; the gradients of the hidden states and the head, as they are added up and as kept.
+    gradients_of_loss = tokens * step.hidden + (head if step.full else 0)
+    logits = (2 if step.half else 4) * rows * words + (4.0 + step.width) * gradients_of_loss
     if logits < working:
         logits, kept = 0, kept + working
     gradients = step.trained_width * step.trained
@@ -194,30 +184,24 @@ def micro_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
 def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     """Return the bytes that each kind of operator reads or writes once.
 
-    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits, whole and
-    in parts; of the head for each part, by TRL's loss and by Liger's, trained and not; of sums of
-    gradients, casts of weights and unpacked weights.
+    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits; of the
+    head's casts and sums; of sums of gradients, casts of weights and unpacked weights.
     """
     passes = 2.5 + step.checkpointing
     tokens, layers, width = step.tokens, step.layers, step.width
     normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
     quicker = 0.5 if step.liger else 1.0
-    logits = 4.0 * tokens * step.vocabulary
-    parameters = step.shape.facts.parameters
-    head = step.vocabulary * step.hidden * width
-    chunks = -(-tokens // step.head_rows) * head
-    by_liger = step.liger and not step.chunked
+    parameters, head = step.shape.facts.parameters, step.vocabulary * step.hidden
+    tiles = -(-tokens // step.tile[0])
+    casts = 2 * tiles * 6 * head if step.wide and step.half else 0
+    sums = (4 + width) * (tokens * step.hidden + (head if step.full else 0))
     return (
         quicker * width * normed,
         quicker * width * inner,
         width * made,
         width * sum(inputs),
-        0.0 if step.chunked or step.liger else logits,
-        logits if step.chunked else 0.0,
-        chunks if step.chunked and step.full else 0.0,
-        chunks if step.chunked and not step.full else 0.0,
-        chunks if by_liger and step.full else 0.0,
-        chunks if by_liger and not step.full else 0.0,
+        (2.0 if step.half else 4.0) * tokens * step.vocabulary,
+        float(casts + sums),
         float(width * step.trained) if step.accumulates else 0.0,
         2.0 * parameters * (passes if not step.full else 1.0) if step.wide and step.half else 0.0,
         2.0 * parameters * passes if step.quantised else 0.0,
@@ -239,8 +223,9 @@ def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tup
         if not step.full:
             for k, n in ((one.inputs, step.rank), (step.rank, one.outputs)):
                 yield product(tokens, k, n, times * (passes + 2))
-    parts, often = tokens / step.head_rows, 1 + step.chunked + trained
-    yield product(step.head_rows, step.hidden, step.vocabulary, parts * often)
+    rows, words = step.tile
+    parts = tokens / rows * (step.vocabulary / words)
+    yield product(rows, step.hidden, words, parts * (2 + trained))
 
 
 def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: int) -> float:

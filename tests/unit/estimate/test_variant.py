@@ -186,10 +186,11 @@ def test_the_optimizers_own_step_is_one_for_all_paths_that_train_the_same_weight
 @pytest.mark.parametrize(
     ("method", "model", "fused_head", "traced"),
     [
-        ("sft", "llama", False, True),
-        ("sft", "llama", True, False),  # TRL's own loss stands in Liger's place
-        ("sft", "gemma2", False, False),
-        ("dpo", "llama", False, False),
+        ("sft", "llama", True, True),
+        ("sft", "llama", False, False),  # before TRL 1.15 the loss is Liger's, too
+        ("dpo", "qwen3", True, True),
+        ("sft", "gemma2", True, False),
+        ("grpo", "llama", True, False),
     ],
 )
 def test_liger_is_traced_where_its_kernels_are_known(method, model, fused_head, traced):
