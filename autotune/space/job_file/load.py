@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError
 from autotune.facts.known_models import known_model
-from autotune.facts.stack import field_types, missing
+from autotune.facts.stack import field_types
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, SFT
 from autotune.job.paths import absolute_path, exists, resolve_path, why_not_literal
@@ -197,13 +197,10 @@ class _Loading(Draft):
                 elif section == "recipe" and isinstance(pinned, Mapping) and name in pinned:
                     self._report((section, name), f"`{name}` is under `fixed` too; keep one")
         fields = self._data.get("training")
-        has_trainer = missing(self._method.name) is None
         for name, value in fields.items() if isinstance(fields, Mapping) else ():
-            self._check_training(str(name), value, definition, has_trainer)
+            self._check_training(str(name), value, definition)
 
-    def _check_training(
-        self, name: str, value: Any, definition: SpaceDefinition, has_trainer: bool
-    ) -> None:
+    def _check_training(self, name: str, value: Any, definition: SpaceDefinition) -> None:
         """Judge one field that is passed through."""
         path = ("training", name)
         refusal = self._method.refusals.get(name)
@@ -215,7 +212,7 @@ class _Loading(Draft):
         elif name in OWNERS:
             what = f"`{name}` belongs to {OWNERS[name]} of the job"
             self._report(path, what, self._home(path, value, definition))
-        elif name not in self._fields and has_trainer:
+        elif name not in self._fields:
             what = f"`{name}` is not in {self._method.config}, ModelConfig or TrainingArguments"
             home = self._home(path, value, definition)
             self._report(path, what, home or self._nearest(name, self._fields))
