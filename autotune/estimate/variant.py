@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.job.methods import METHODS, SFT
+from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 OUTSIDE_THE_VARIANT = {
@@ -54,9 +54,6 @@ UNTRACEABLE = {
     ),
     "use_liger_kernel": (False, "traced without Liger; it needs less and is faster than estimated"),
 }
-LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
-"""Types of models whose Liger kernels are traced, by SFTTrainer: the same four for each."""
-
 
 AT_MOST = ("torch_compile", "use_liger_kernel")
 """What is traced of these is an upper bound: no estimate says that a candidate cannot fit."""
@@ -117,19 +114,12 @@ def variant_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**variant, "beta": bool(variant["beta"])} if "beta" in variant else variant
 
 
-def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
-    """True if Liger's kernels are known where this method puts them into this model. Where TRL has
-    a fused head, the loss is another one."""
-    return method == SFT.name and model_type in LIGER_MODELS and not fused_head
-
-
-def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
-    """Return the configuration to trace in place of `config`; `liger`: with Liger's kernels."""
+def traced_config(config: Mapping[str, Any]) -> TracedConfig:
+    """Return the configuration to trace in place of `config`."""
     replaced = tuple(
         name
         for name, (value, _) in UNTRACEABLE.items()
         if config.get(name, value) not in (value, None)
-        and not (liger and name == "use_liger_kernel")
     )
     return TracedConfig(
         config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced

@@ -37,6 +37,7 @@ _KNOWN: dict[str, tuple[KnobValue, ...]] = {
     "attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3"),
     "activation_offloading": (None, False),
     "torch_compile": (None, False),
+    "use_liger_kernel": (None, False),
     "torch_empty_cache_steps": (None,),
     "distributed_type": (None, NONE),
 }
@@ -206,7 +207,6 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
         quantised=base is not None,
         checkpointing=bool(config.get("gradient_checkpointing", True)),
         chunked=config.get("loss_type") == "chunked_nll",
-        liger=bool(config.get("use_liger_kernel")),
         cudnn=not flash
         and CUDNN_LAST not in settings.environment
         and capability is not None

@@ -7,7 +7,6 @@ A run probes these values all the same; so does `autotune plan --all`.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.probe.throughput import passes
@@ -17,9 +16,9 @@ from autotune.space.knobs import SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
 from autotune.space.sharding.sharding import sharding_of
 
-SAME_ESTIMATES = ("dataloader_num_workers",)
+SAME_ESTIMATES = ("dataloader_num_workers", "use_liger_kernel")
 """Knobs that change no estimate."""
-ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
+ATTENTION, PADDING_FREE = "attn_implementation", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"
 
 
@@ -48,15 +47,6 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
     if PADDING_FREE not in names and not facts.data.ragged:
         yield PADDING_FREE, (True,)  # rows of one length have no padding
-    if LIGER not in names and not _liger_is_traced(job, facts):
-        yield LIGER, (True,)  # the same is estimated with and without
-
-
-def _liger_is_traced(job: Job, facts: Facts) -> bool:
-    """True if Liger's kernels are in the estimate."""
-    there = package_facts(facts)["stack.liger"]
-    fused = facts.stack.fused_head
-    return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
 
 
 def _preferred_space(space: SearchSpace) -> SearchSpace:

@@ -10,7 +10,6 @@ from autotune.estimate.protocol import EstimateRequest, Point
 from autotune.estimate.variant import (
     TracedConfig,
     engine_is_traced,
-    liger_is_traced,
     traced_config,
     traced_optimizer,
     unique,
@@ -80,7 +79,7 @@ def variant_tasks(
     groups: dict[tuple[object, ...], list[_Traced]] = {}
     for candidate_settings in candidates:
         config, optim = traced_optimizer(candidate_settings.config)
-        traced = traced_config(config, liger=_liger_is_traced(candidate_settings))
+        traced = traced_config(config)
         point = _point(candidate_settings, optim)
         group = _trace_group(candidate_settings, point)
         without_cudnn = CUDNN_LAST in candidate_settings.environment
@@ -88,12 +87,6 @@ def variant_tasks(
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
     paths = _Paths(rows=rows, cache=cache, shared=shared)
     return [_task(group, paths, limit) for group in groups.values()]
-
-
-def _liger_is_traced(candidate_settings: Settings) -> bool:
-    facts = candidate_settings.facts
-    fused = facts.stack.fused_head
-    return liger_is_traced(candidate_settings.job.method, facts.model.model_type, fused_head=fused)
 
 
 def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:

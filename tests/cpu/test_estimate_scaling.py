@@ -42,7 +42,6 @@ CHECKPOINTED = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
-LIGER = {"use_liger_kernel": True}
 SEGMENT = 2 * 2**20
 """What the allocator reserves at least: more than a hundredth of so small a training."""
 FLASH = {"attn_implementation": "flash_attention_2"}
@@ -86,11 +85,10 @@ CASES = {
     # Padding that is taken out is estimated as hardly any.
     "flash-attn, padded": Case({**FLASH, "bf16": True}, rows=13, shortest=257),
     "flash-attn, flat": Case({**FLASH, "bf16": True, "padding_free": True}, rows=13, shortest=100),
-    "liger": Case({**LIGER, "dtype": "bfloat16", "bf16": True}, rows=14, accumulation=2),
     "on the CPU": Case({"attn_implementation": "eager"}, rows=10, cuda=None),
 }
 UNEVEN = ("full", "on four bits, checkpointed", "on eight bits", "flat", "flash-attn, flat")
-EVEN = ("liger", "on the CPU")
+EVEN = ("on the CPU",)
 
 
 def compare(path: Path) -> None:

@@ -30,11 +30,17 @@ def one_step(path: Path) -> None:
     batch: list[Any] = [rows[index] for index in range(request.global_batch)]
     torch.manual_seed(0)
     trainer = trains.trainer(request, training, model, as_dataset([batch]))
+    if hasattr(trainer, "reward_funcs"):  # of completions of one length, which else are all alike
+        trainer.reward_funcs[:] = [_by_tokens]
     before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
     trainer.train()
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
     moved = [float((b - a).double().norm()) for a, b in zip(after, before, strict=True)]
     write_json(folder.reply, {"loss": trainer.state.log_history[-1]["train_loss"], "moved": moved})
+
+
+def _by_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(ids) % 7) for ids in completion_ids]
 
 
 def brief(path: Path) -> None:

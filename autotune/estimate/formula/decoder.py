@@ -68,7 +68,6 @@ class DecoderStep:
     quantised: bool
     checkpointing: bool
     chunked: bool
-    liger: bool
     cudnn: bool
     accumulates: bool
 
@@ -77,9 +76,6 @@ class DecoderStep:
         """Tokens whose logits are made at a time."""
         if self.chunked:
             return min(self.tokens, CHUNK)
-        if self.liger:  # as many parts as the vocabulary is larger than the stream, of 2^n tokens
-            parts = -(-self.vocabulary // self.hidden)
-            return 1 << max(-(-self.tokens // parts) - 1, 0).bit_length()
         return self.tokens
 
     @property
@@ -105,14 +101,9 @@ class DecoderStep:
 
 FRAGMENTED = 1.05
 """What the allocator reserves over what is in use."""
-SAVED = {
-    (False, False): (9.6, 8.4, 1.3, 0.75, 2.7),
-    (False, True): (6.2, 7.2, 1.3, 0.75, 2.7),
-    (True, False): (7.6, 11.1, 1.5, 0.5, 2.7),
-    (True, True): (4.6, 9.8, 1.5, 0.5, 2.7),
-}
-"""Bytes that a layer keeps of each of `saved_terms`, by (weights in float32, Liger's kernels)."""
-MOVED = (30.0, 3.7, 3.4, 9.0, 19.5, 50.5, 1.9, 10.6, 1.3, 2.4, 7.1, 0.65, 3.6)
+SAVED = {False: (9.6, 8.4, 1.3, 0.75, 2.7), True: (7.6, 11.1, 1.5, 0.5, 2.7)}
+"""Bytes that a layer keeps of each of `saved_terms`, by whether weights are in float32."""
+MOVED = (30.0, 3.7, 3.4, 9.0, 19.5, 50.5, 1.9, 10.6, 7.1, 0.65, 3.6)
 """How often each of `moved_terms` is moved."""
 OPERATORS = {True: 138.0, False: 194.0}
 """What a layer dispatches in a pass, by whether all weights are trained; a backward pass is two."""
@@ -131,7 +122,7 @@ def saved_terms(step: DecoderStep) -> tuple[float, ...]:
 def peak_parts(step: DecoderStep) -> dict[str, int]:
     """Return the bytes of each part of a process's peak."""
     shape, tokens = step.shape, step.tokens
-    saved = tokens * dot(SAVED[step.wide, step.liger], saved_terms(step))
+    saved = tokens * dot(SAVED[step.wide], saved_terms(step))
     if step.flat and step.masked:
         saved += 2 * tokens**2
     casts, head = 0.0, step.vocabulary * step.hidden
@@ -147,8 +138,6 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
         logits = (
             PER_LOGIT * min(tokens, CHUNK) * step.vocabulary + (7.5 if step.full else 5.5) * head
         )
-    elif step.liger:
-        logits = 4 * head if step.full else 0
     if logits < working:
         logits, kept = 0, kept + working
     gradients = step.trained_width * step.trained
@@ -195,29 +184,25 @@ def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     """Return the bytes that each kind of operator reads or writes once.
 
     Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits, whole and
-    in parts; of the head for each part, by TRL's loss and by Liger's, trained and not; of sums of
-    gradients, casts of weights and unpacked weights.
+    in parts; of the head for each part, trained and not; of sums of gradients, casts of weights and
+    unpacked weights.
     """
     passes = 2.5 + step.checkpointing
     tokens, layers, width = step.tokens, step.layers, step.width
     normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
-    quicker = 0.5 if step.liger else 1.0
     logits = 4.0 * tokens * step.vocabulary
     parameters = step.shape.facts.parameters
     head = step.vocabulary * step.hidden * width
     chunks = -(-tokens // step.head_rows) * head
-    by_liger = step.liger and not step.chunked
     return (
-        quicker * width * normed,
-        quicker * width * inner,
+        width * normed,
+        width * inner,
         width * made,
         width * sum(inputs),
-        0.0 if step.chunked or step.liger else logits,
+        0.0 if step.chunked else logits,
         logits if step.chunked else 0.0,
         chunks if step.chunked and step.full else 0.0,
         chunks if step.chunked and not step.full else 0.0,
-        chunks if by_liger and step.full else 0.0,
-        chunks if by_liger and not step.full else 0.0,
         float(width * step.trained) if step.accumulates else 0.0,
         2.0 * parameters * (passes if not step.full else 1.0) if step.wide and step.half else 0.0,
         2.0 * parameters * passes if step.quantised else 0.0,

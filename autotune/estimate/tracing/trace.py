@@ -33,7 +33,6 @@ from autotune.estimate.tracing.kernels.bitsandbytes import (
 )
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
-from autotune.estimate.tracing.kernels.liger import liger_installed
 from autotune.estimate.tracing.patches import deepspeed_left_alone, fake_run
 from autotune.estimate.tracing.phases import (
     ShardedStepPhases,
@@ -85,7 +84,6 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(fake_run(tracer, cuda))
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))
-        stack.enter_context(liger_installed(tracer, config))
         if sharding is None:
             stack.enter_context(deepspeed_left_alone())
         else:

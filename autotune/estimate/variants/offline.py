@@ -51,7 +51,6 @@ class OfflineEstimates(Retracing):
         self._chunking = chunking_of(request)
         self._worsts = [self._data.worst(point) for point in request.points]
         self._flat = self._worsts[0].flat
-        self._liger = bool(request.config.get("use_liger_kernel"))
         kernels = str(request.config.get("attn_implementation"))
         eager, self._flash = kernels == "eager", kernels.startswith("flash")
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
@@ -124,9 +123,7 @@ class OfflineEstimates(Retracing):
         return all(worst.padded for worst in self._worsts if worst.size == size)
 
     def _sizes_of(self, fitting: list[int]) -> TracedSizes:
-        # Liger's chunks are powers of two, which no curve follows.
-        each_size = METHODS[self._request.method].loops_over_rows or self._liger
-        if self.extent == DIRECT or each_size:
+        if self.extent == DIRECT or METHODS[self._request.method].loops_over_rows:
             return TracedSizes(direct=tuple(sorted(set(fitting))))
         per_size = 1.0 if self._flat else self._length - 1.0
         if self._chunking.labelled_only:
