@@ -108,9 +108,12 @@ def steps(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Step
 def test_a_speed_knob_leaves_the_step_as_it_is(steps: Steps, method: str, name: str) -> None:
     found = one_step(steps.bench(method), name, **VARIANTS[method][name])
     reference = steps.reference(method)
-    assert any(moved > 0 for moved in reference["moved"])
+    largest = max(reference["gradients"])
+    assert largest > 0 and any(moved > 0 for moved in reference["moved"])
     assert found["loss"] == pytest.approx(reference["loss"], rel=1e-5, abs=1e-6)
-    assert found["moved"] == pytest.approx(reference["moved"], rel=2e-3)
+    assert found["gradients"] == pytest.approx(reference["gradients"], rel=2e-3, abs=1e-4 * largest)
+    if name in ("foreach", "cache emptied"):  # AdamW makes whole steps of what is rounded to noise
+        assert found["moved"] == pytest.approx(reference["moved"], rel=2e-3)
 
 
 def test_another_loss_does_move_the_weights_differently(steps: Steps) -> None:
