@@ -154,7 +154,7 @@ def _config_of(method: str) -> tuple[str, str, str]:
     """Return where the class of a method's training arguments is: package, file, name."""
     entry = METHODS[method]
     if entry.removal:
-        return "autotune", f"facts/{method}_config.py", entry.config
+        return "autotune", f"facts/{method}_config.pyi", entry.config
     return "trl", entry.source, entry.config
 
 

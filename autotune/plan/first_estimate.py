@@ -82,7 +82,7 @@ def first_estimate(
     method, training = METHODS[job.method], job.training
     unknown = training.get("trust_remote_code") or training.get("model_revision")
     unlike = method.online or method.reference or job.devices.total > 1
-    if unlike or unknown or stack.missing(job.method):
+    if unlike or unknown or stack.missing(job.method) or not stack.fused_head():
         return None
     shape, lengths = model_shape(job.model, classifier=method.classifier), lengths_of(job)
     if shape is None or lengths is None or shape.facts.parameters < LEAST_PARAMETERS:
@@ -206,7 +206,6 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
         rank=rank,
         quantised=base is not None,
         checkpointing=bool(config.get("gradient_checkpointing", True)),
-        chunked=config.get("loss_type") == "chunked_nll",
         cudnn=not flash
         and CUDNN_LAST not in settings.environment
         and capability is not None

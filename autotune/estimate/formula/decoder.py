@@ -2,7 +2,8 @@
 
 Made for the first line of a plan, which comes before anything can be traced. The form follows from
 what a layer does; its constants are fitted to the traces of `benchmarks/first_line`, which has the
-errors too. Not modelled: eager attention, offloaded activations, several devices, generation.
+errors too; the head is TRL's fused one, as its code has it. Not modelled: eager attention,
+offloaded activations, several devices, generation.
 
 Memory: weights, gradients, moments, casts; and the larger of two moments of a micro-step: the loss,
 with its logits, and the backward pass of a layer. Time: matmuls and attention at the device's
@@ -12,6 +13,7 @@ rates, other operators by the bytes that they move, the host by how many operato
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autotune.estimate.formula.closed_form import TILE
 from autotune.estimate.records.events import (
     ACTIVATIONS,
     CASTS,
@@ -23,11 +25,6 @@ from autotune.estimate.records.events import (
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.step_time import BACKWARD, TimeParts
 from autotune.facts.model_shape import ModelShape
-
-CHUNK = 256
-"""Tokens whose logits TRL's chunked loss holds at a time."""
-PER_LOGIT = 13
-"""Bytes of a logit and its gradients in float32, at the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +64,13 @@ class DecoderStep:
     rank: int
     quantised: bool
     checkpointing: bool
-    chunked: bool
     cudnn: bool
     accumulates: bool
 
     @property
     def head_rows(self) -> int:
-        """Tokens whose logits are made at a time."""
-        if self.chunked:
-            return min(self.tokens, CHUNK)
-        return self.tokens
+        """Tokens whose logits are made at a time, by TRL's fused head."""
+        return min(self.tokens, TILE[0])
 
     @property
     def width(self) -> int:
@@ -103,7 +97,7 @@ FRAGMENTED = 1.05
 """What the allocator reserves over what is in use."""
 SAVED = {False: (9.6, 8.4, 1.3, 0.75, 2.7), True: (7.6, 11.1, 1.5, 0.5, 2.7)}
 """Bytes that a layer keeps of each of `saved_terms`, by whether weights are in float32."""
-MOVED = (30.0, 3.7, 3.4, 9.0, 19.5, 50.5, 1.9, 10.6, 7.1, 0.65, 3.6)
+MOVED = (30.0, 3.7, 3.4, 9.0, 3.0, 12.0, 7.1, 0.65, 3.6)
 """How often each of `moved_terms` is moved."""
 OPERATORS = {True: 138.0, False: 194.0}
 """What a layer dispatches in a pass, by whether all weights are trained; a backward pass is two."""
@@ -125,7 +119,7 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     saved = tokens * dot(SAVED[step.wide], saved_terms(step))
     if step.flat and step.masked:
         saved += 2 * tokens**2
-    casts, head = 0.0, step.vocabulary * step.hidden
+    casts = 0.0
     if step.wide and step.half and not step.quantised:
         inside = shape.facts.parameters
         casts = 2 * inside if step.full or not step.checkpointing else 2 * inside / step.layers
@@ -133,11 +127,7 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     if step.checkpointing:
         kept = step.layers * step.width * step.hidden * tokens
         working = saved + tokens * (6.0 * max(shape.inner, step.hidden))
-    logits = float(PER_LOGIT * tokens * step.vocabulary)
-    if step.chunked:
-        logits = (
-            PER_LOGIT * min(tokens, CHUNK) * step.vocabulary + (7.5 if step.full else 5.5) * head
-        )
+    logits = head_bytes(step)
     if logits < working:
         logits, kept = 0, kept + working
     gradients = step.trained_width * step.trained
@@ -157,6 +147,16 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
         OPTIMIZER: step.state_bytes * step.trained,
         **passing,
     }
+
+
+def head_bytes(step: DecoderStep) -> float:
+    """Return what TRL's fused head holds in its backward pass: a tile of logits, a part of its
+    weights cast, and in float32 the gradients of its inputs and, trained, of its weights."""
+    columns, computed = min(step.vocabulary, TILE[1]), 2 if step.half else 4
+    held = computed * step.head_rows * columns + 4.0 * step.tokens * step.hidden
+    if step.wide and step.half:
+        held += 2 * columns * step.hidden
+    return held + (4 if step.wide else 6) * step.vocabulary * step.hidden * step.full
 
 
 def dot(rates: tuple[float, ...], terms: tuple[float, ...]) -> float:
@@ -183,28 +183,24 @@ def micro_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
 def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     """Return the bytes that each kind of operator reads or writes once.
 
-    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits, whole and
-    in parts; of the head for each part, trained and not; of sums of gradients, casts of weights and
-    unpacked weights.
+    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits; of casts of
+    the head for each tile of tokens; of sums of gradients, casts of weights and unpacked weights.
     """
     passes = 2.5 + step.checkpointing
     tokens, layers, width = step.tokens, step.layers, step.width
     normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
-    logits = 4.0 * tokens * step.vocabulary
     parameters = step.shape.facts.parameters
-    head = step.vocabulary * step.hidden * width
-    chunks = -(-tokens // step.head_rows) * head
+    cast = step.wide and step.half
+    chunks = -(-tokens // step.head_rows) * step.vocabulary * step.hidden
     return (
         width * normed,
         width * inner,
         width * made,
         width * sum(inputs),
-        0.0 if step.chunked else logits,
-        logits if step.chunked else 0.0,
-        chunks if step.chunked and step.full else 0.0,
-        chunks if step.chunked and not step.full else 0.0,
+        (2.0 if step.half else 4.0) * tokens * step.vocabulary,
+        float(chunks) if cast else 0.0,
         float(width * step.trained) if step.accumulates else 0.0,
-        2.0 * parameters * (passes if not step.full else 1.0) if step.wide and step.half else 0.0,
+        2.0 * parameters * (passes if not step.full else 1.0) if cast else 0.0,
         2.0 * parameters * passes if step.quantised else 0.0,
     )
 
@@ -224,8 +220,8 @@ def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tup
         if not step.full:
             for k, n in ((one.inputs, step.rank), (step.rank, one.outputs)):
                 yield product(tokens, k, n, times * (passes + 2))
-    parts, often = tokens / step.head_rows, 1 + step.chunked + trained
-    yield product(step.head_rows, step.hidden, step.vocabulary, parts * often)
+    parts = tokens / step.head_rows
+    yield product(step.head_rows, step.hidden, step.vocabulary, parts * (2 + trained))
 
 
 def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: int) -> float:

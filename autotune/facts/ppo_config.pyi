@@ -5,7 +5,6 @@
 
 from typing import Literal
 
-
 class PPOConfig:
     """Fields, their types and their defaults."""
 
