@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from autotune.facts.stack import missing
 from tests.guards import GUARDS
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
@@ -43,14 +44,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files come first, so that none is left to one worker at the end. What is nightly is left
-    out, but where it is asked for (tests/guards.py)."""
+    out, but where it is asked for (tests/guards.py); so is what this TRL has no PPO for."""
     files = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
     items.sort(key=lambda item: -sum(files.get(item.nodeid.partition("::")[0], {"": 0}).values()))
     asked = set(config.option.guard or ())
-    kept, left_out = [], []
+    kept, left_out, has_ppo = [], [], missing("ppo") is None
     for item in items:
         guards = {mark.args[0] for mark in item.iter_markers("nightly")}
         wanted = guards & asked or (guards and "all" in asked) if asked else not guards
+        if "ppo" in guards or item.get_closest_marker("ppo"):
+            wanted = wanted and has_ppo
         (kept if wanted else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept

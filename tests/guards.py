@@ -12,6 +12,7 @@ Comments and docstrings of the code do not count.
 import ast
 import hashlib
 import io
+import re
 import sys
 import tokenize
 from collections.abc import Collection, Iterable
@@ -29,6 +30,9 @@ GUARDS = {
     + ("autotune/plan", "autotune/space", "autotune/report", "autotune/cli/views"),
     "exactness": ("autotune/estimate", "autotune/training", "constraints.txt"),
     "launches": ("autotune/bundle", "autotune/run", "autotune/training"),
+    "ppo": ("autotune/training/ppo.py", "autotune/training/train_ppo.py", "constraints-ppo.txt")
+    + ("autotune/estimate/tracing/ppo_phases.py", "autotune/estimate/tracing/rollout.py")
+    + ("autotune/estimate/variants/rollouts.py", "search_spaces/ppo.yaml"),
     "process": ("autotune/process",),
     "ranks": ("autotune/probe", "autotune/training", "autotune/space/sharding"),
     "rehearsals": ("scripts/gpu_memory.py", "scripts/gpu.sh", "benchmarks/gpu_memory"),
@@ -85,10 +89,23 @@ def record(guard: str) -> None:
         OWED.unlink(missing_ok=True)
 
 
+def ppo_apart(names: Iterable[str]) -> list[Any]:
+    """Return names as parameters of a test: those of PPO need the environment that has it."""
+    marks = pytest.mark.ppo
+    return [pytest.param(name, marks=marks if _is_of_ppo(name) else ()) for name in names]
+
+
 def some_of(cases: Iterable[Any], kept: Collection[Any], guard: str) -> list[Any]:
-    """Return cases as parameters of a test: the kept ones always run, the rest are nightly."""
-    marks = pytest.mark.nightly(guard)
-    return [pytest.param(case, marks=() if case in kept else marks) for case in cases]
+    """Return cases as parameters of a test: the kept ones always run, the rest are nightly, those
+    of PPO in the environment that has it."""
+    guards = {True: pytest.mark.nightly("ppo"), False: pytest.mark.nightly(guard)}
+    return [
+        pytest.param(case, marks=() if case in kept else guards[_is_of_ppo(case)]) for case in cases
+    ]
+
+
+def _is_of_ppo(case: Any) -> bool:
+    return re.search(r"\bppo", str(getattr(case, "name", case))) is not None
 
 
 def code(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from autotune.doctor.import_worker import TRAINERS, ImportReply, TorchFacts
 from autotune.facts.devices import DeviceFacts, DriverState
-from autotune.facts.stack import OPTIONAL
+from autotune.facts.stack import FIT_TRL, OPTIONAL, unfit
 from autotune.probe.measure import describe_processes
 from autotune.process.disk import FULL_BYTES, LITTLE_SHARED_BYTES
 from autotune.space.packages import PACKAGES, QUANTISER, Package
@@ -196,6 +196,12 @@ def check_imports(reply: ImportReply) -> Iterator[Finding]:
     elif not broken:
         modules = [module for module in reply.problems if module != TRAINERS]
         yield _finding(name, "ok", f"{', '.join(modules)} can be imported", "", source)
+
+
+def check_trl() -> Iterator[Finding]:
+    """Yield why the installed TRL is not supported, where it is not."""
+    if (reason := unfit()) is not None:
+        yield _finding("TRL", "fail", reason, FIT_TRL, "the installed package's metadata")
 
 
 def check_helpful(absent: Sequence[str], device: DeviceFacts | None) -> Iterator[Finding]:

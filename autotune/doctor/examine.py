@@ -74,6 +74,7 @@ def judge(machine: Machine) -> Iterator[Finding]:
             if imports.torch.cuda is not None:
                 yield from checks.check_trials(driver, imports.torch, visible)
         yield from checks.check_imports(imports)
+    yield from checks.check_trl()
     first = driver.gpus[visible[0]] if visible else None
     yield from checks.check_helpful(machine.absent, first)
 

@@ -57,6 +57,15 @@ RENAMED = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 
+_LEFT_OUT = ("1.13.", "1.14.", "1.15.")
+FIT_TRL = "pip install 'trl>=1.16,<1.17' (or trl==1.12.0, the last that has PPO)"
+_WITH_PPO = (
+    "in a checkout `scripts/setup --ppo` makes an environment for it, and "
+    "`.venv-ppo/bin/autotune` takes this job as it is; elsewhere make an environment, install "
+    "autotune there, then `pip install trl==1.12.0`; or take `method: rloo` or `grpo`, which need "
+    "no value model"
+)
+
 _CONFIG_SOURCES = {
     "transformers": (("training_args.py", "TrainingArguments"),),
     "trl": (
@@ -130,7 +139,6 @@ def source_of(package: str, file: str) -> str:
 def training_fields(method: str = SFT.name) -> frozenset[str]:
     """Return the fields of a method's training arguments and of ModelConfig in the installed
     versions."""
-    method_source = ("trl", METHODS[method].source, METHODS[method].config)
     shared_sources = [
         (package, *source) for package, sources in _CONFIG_SOURCES.items() for source in sources
     ]
@@ -138,8 +146,16 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
         name = METHODS[method].config.replace("Config", "ScriptArguments")
         shared_sources.append(("autotune", f"training/{METHODS[method].own_script}", name))
     return frozenset(
-        field for source in (method_source, *shared_sources) for field in _fields_of(*source)
+        field for source in (_config_of(method), *shared_sources) for field in _fields_of(*source)
     )
+
+
+def _config_of(method: str) -> tuple[str, str, str]:
+    """Return where the class of a method's training arguments is: package, file, name."""
+    entry = METHODS[method]
+    if entry.removal:
+        return "autotune", f"facts/{method}_config.pyi", entry.config
+    return "trl", entry.source, entry.config
 
 
 def _fields_of(package: str, file: str, class_name: str) -> dict[str, str]:
@@ -171,7 +187,7 @@ def field_types(method: str | None = None) -> Mapping[str, str]:
     sources = [*shared_sources, ("trl", "scripts/utils.py", "ScriptArguments")]
     if method is not None:
         entry = METHODS[method]
-        sources.append(("trl", entry.source, entry.config))
+        sources.append(_config_of(method))
         sources.append(("trl", f"scripts/{method}.py", f"{method.upper()}ScriptArguments"))
         if entry.own_script:
             name = entry.config.replace("Config", "ScriptArguments")
@@ -187,7 +203,7 @@ def field_defaults(method: str) -> Mapping[str, Any]:
     """Return what fields of a method's training arguments and of ModelConfig are where nobody sets
     them: those whose source says it in a plain value."""
     sources = [(package, *file) for package, files in _CONFIG_SOURCES.items() for file in files]
-    sources.append(("trl", METHODS[method].source, METHODS[method].config))
+    sources.append(_config_of(method))
     defaults: dict[str, Any] = {}
     for source in sources:  # a later class narrows what an earlier one says
         for name, value in _values_of(*source).items():
@@ -208,12 +224,21 @@ def _values_of(package: str, file: str, class_name: str) -> dict[str, ast.expr]:
     return values
 
 
+def unfit() -> str | None:
+    """Return why the installed TRL is not supported; None: it is."""
+    installed_trl = version("trl") or ""
+    if not installed_trl.startswith(_LEFT_OUT):
+        return None
+    return (
+        f"TRL {installed_trl} is not supported: 1.13 to 1.15 compute their losses in parts of "
+        "their own, which estimates do not know"
+    )
+
+
 def missing(method: str) -> str | None:
     """Return why the installed TRL cannot train by a method; None: it can."""
-    if not module_found("trl"):
-        return "TRL is not installed"
-    if source_of("trl", METHODS[method].source):
-        return None
+    if (reason := unfit()) is not None or source_of("trl", METHODS[method].source):
+        return reason
     return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].removal}"
 
 
@@ -224,8 +249,8 @@ def refuse_missing(method: str) -> None:
         UserError: so it is.
     """
     if (reason := missing(method)) is not None:
-        hint = "`pip install trl==1.12.0`, or `method: rloo` or `grpo`: they need no value model"
-        raise user_error(reason, where="method", hint=hint)
+        hint = FIT_TRL if unfit() else _WITH_PPO
+        raise user_error(reason, where="" if unfit() else "method", hint=hint)
 
 
 def field_name(name: str, fields: frozenset[str]) -> str:

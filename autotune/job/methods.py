@@ -231,4 +231,14 @@ _ALL = (
     ),
 )
 METHODS = {method.name: method for method in _ALL}
+EXPERIMENTAL = frozenset(
+    ("a2po", "async_distillation", "async_grpo", "bco", "cpo", "gkd", "gmpo", "gold", "iw_opd")
+    + ("minillm", "nash_md", "online_dpo", "orpo", "prm", "sdft", "sdpo", "server_distillation")
+    + ("simpo", "ssd", "tpo", "xpo")
+)
+"""Trainers of `trl.experimental`, now or before, that no job names (docs/not_supported.md)."""
+BY_SCRIPT = (
+    "`autotune run --script my_train.py` searches a script of yours that trains by it, as "
+    "docs/not_supported.md says"
+)
 SFT = METHODS["sft"]

@@ -4,7 +4,7 @@ config.json -> shape -> facts -> bind the space -> memory and speed by formula -
 
 It is made where all that it needs is known without a child: one GPU, a method that neither
 generates nor compares with a reference (of DPO the speed was 49% off), a model whose shape is built
-in or lies here and is of a known family, a TRL with a fused head (1.15 on). Else there is none.
+in or lies here and is of a known family. Else there is none.
 """
 
 import dataclasses

@@ -51,9 +51,7 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
     run.check_name()
     if not planned:
         refuse_unrewarded(job)
-    problem = stack.missing(job.method)
-    if problem is not None:
-        raise user_error(problem, where="method", hint="pip install trl==1.12.0, or another method")
+    stack.refuse_missing(job.method)
     device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
     facts = _known(run)
     if facts is not None:

@@ -11,8 +11,8 @@ _REQUEST_BYTES = re.compile(r"tried to allocate (\d+) bytes")
 """In errors of torch's allocator of the CPU."""
 _ENOMEM, _UNMAPPED = "Cannot allocate memory", "failed to map segment"
 """The C library's text of ENOMEM; a library that no longer fits."""
-_CPU_SAYS = ("can't allocate memory", "std::bad_alloc", _ENOMEM)
-"""torch's allocator of the CPU, and what is below it."""
+_CPU_SAYS = ("can't allocate memory", "std::bad_alloc", "can't start new thread", _ENOMEM)
+"""torch's allocator of the CPU, and what is below it; Python where a thread's stack has no room."""
 _HOST_SAYS = (*_CPU_SAYS, _UNMAPPED, "in pin memory thread")
 """The last is the loader's, as torch's ExceptionWrapper tells of it."""
 _LIBRARIES_SAY = "STATUS_ALLOC_FAILED"

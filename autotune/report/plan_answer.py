@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.records.events import LOGITS
 from autotune.facts.utilisation import mfu_of
 from autotune.plan.answer import Answer, OtherDtype, speed_error
 from autotune.plan.choices import Choice, leanness
@@ -143,8 +142,7 @@ def _assumptions(plan: Plan, answer: Answer) -> Iterator[str]:
     yield from _assumed_lines(plan)
     if answer.packages:
         yield install_text(answer.packages)
-    older = _older_stack(plan, answer.choice)
-    for note in (*answer.choice.estimate.notes, *plan.space.notes, *([older] if older else [])):
+    for note in (*answer.choice.estimate.notes, *plan.space.notes):
         yield f"Note: {note}."
 
 
@@ -164,28 +162,6 @@ def _dtype_text(plan: Plan, choice: Choice, other: OtherDtype) -> str:
         )
     _, why = resolve_dtype(plan.space.job, plan.facts)
     return f"Assumed: the base in {held}, {why}; in {other.dtype}, TRL's default, {needs}."
-
-
-def _older_stack(plan: Plan, choice: Choice) -> str | None:
-    """Return what an older TRL needs, if it does not fit: all logits at once.
-
-    micro-batch x longest row x vocabulary x 3 copies in float32 (`formula/closed_form.py`).
-    """
-    facts, candidate = plan.facts, choice.candidate
-    length = candidate.values.get("max_length") or facts.data.longest
-    if plan.space.shape.job.method != "sft" or not isinstance(length, int):
-        return None
-    if not candidate.values.get("packing"):
-        length = min(length, facts.data.longest)
-    whole = 12 * candidate.micro_batch * length * (facts.model.vocab_size or 0)
-    more = whole - choice.estimate.parts.get(LOGITS, 0)
-    if choice.estimate.peak_memory_bytes + more <= plan.limit_bytes:
-        return None
-    return (
-        f"TRL {facts.stack.versions.get('trl') or 'of today'} and Liger's kernels score tokens in "
-        f"parts; what keeps all logits at once needs up to {format_bytes(more)} more, and does not "
-        "fit"
-    )
 
 
 def nothing_fits_lines(plan: Plan) -> Iterator[str]:

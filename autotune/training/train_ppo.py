@@ -33,7 +33,12 @@ from trl import (
     get_peft_config,
     get_quantization_config,
 )
-from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+try:
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+except ModuleNotFoundError:
+    told = "TRL has PPO up to 1.12: `pip install trl==1.12.0`, in an environment of its own"
+    raise SystemExit(f"train_ppo.py: {told}") from None
 
 UNUSED = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>")
 """Tokens that are in vocabularies for such purposes."""

@@ -87,7 +87,7 @@ def test_eight_gpus_are_divided_between_training_and_a_server(autotune: Command)
     assert weights[2] == 2 * weights[1] == 4 * weights[0] == 2 * found["model"]["parameters"]
 
 
-@pytest.mark.nightly("documents")
+@pytest.mark.nightly("ppo")
 def test_ppo_takes_far_more_than_methods_without_a_value_model(autotune: Command) -> None:
     one = ["--set", "recipe.dtype=[bfloat16]", "--set", "per_device_train_batch_size=4"]
     one += ["--set", "gradient_checkpointing=true", "--device", "memory=40GiB"]

@@ -15,6 +15,7 @@ from tests.cpu.test_online import prompts
 from tests.cpu.test_ppo import MORE, save_judge
 from tests.cpu.test_preference import arguments, rows
 from tests.cpu.test_run import FEW, TEXTS, assert_launched, write_job
+from tests.guards import some_of
 
 ONE = {**FEW, "gradient_checkpointing": False, "per_device_train_batch_size": 4}
 """One candidate is left: the search is tested elsewhere."""
@@ -107,8 +108,7 @@ def test_a_plans_bundle_trains_and_loses_its_mark_where_it_is_verified(autotune:
     assert config.read_text(encoding="utf-8").endswith("# mine\n")
 
 
-@pytest.mark.nightly("launches")
-@pytest.mark.parametrize("method", ["reward", "ppo"])
+@pytest.mark.parametrize("method", some_of(["reward", "ppo"], (), "launches"))
 def test_other_methods_bundles_are_verified_too(method: str, autotune: Command) -> None:
     folder = autotune.folder
     if method == "reward":

@@ -17,6 +17,7 @@ from tests.cpu.test_run import probes_of
 MORE = (
     "budget=1",
     "per_device_train_batch_size=2",
+    "local_rollout_forward_batch_size=8",
     "tuning=lora",
     "gradient_checkpointing=false",
     "num_ppo_epochs=2",
@@ -41,7 +42,7 @@ def save_judge(folder: Path) -> None:
     LlamaForSequenceClassification(config).save_pretrained(folder)
 
 
-@pytest.mark.nightly("launches")
+@pytest.mark.ppo
 def test_a_job_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
     """Conversations, adapters, a reward model, mini-batches, an evaluation split to sample from."""
     data = autotune.folder / "prompts"
@@ -107,6 +108,7 @@ def roomy(ppo: Bench) -> dict[str, Measurement]:
     return found
 
 
+@pytest.mark.nightly("ppo")
 def test_more_memory_than_there_is_is_a_real_oom(ppo: Bench, roomy: dict[str, Measurement]) -> None:
     few, many = (roomy[name].peak_memory_bytes or 0 for name in ("few", "many"))
     assert many - few > 100 * 2**20
@@ -119,12 +121,14 @@ def test_more_memory_than_there_is_is_a_real_oom(ppo: Bench, roomy: dict[str, Me
     assert tight.outcome == "oom", tight.reason
 
 
+@pytest.mark.nightly("ppo")
 def test_checkpointing_is_on_where_the_candidate_has_it(roomy: dict[str, Measurement]) -> None:
     """PPOTrainer by itself would pass the setting over."""
     plain, saved = (roomy[name].update_peak_bytes or 0 for name in ("many", "checkpointed"))
     assert plain - saved > 50 * 2**20
 
 
+@pytest.mark.nightly("ppo")
 def test_a_step_is_an_update_of_all_phases(roomy: dict[str, Measurement]) -> None:
     for one in roomy.values():
         phases = [one.generation_s, one.scoring_s, one.update_s, one.optimizer_step_time_s]
@@ -134,6 +138,7 @@ def test_a_step_is_an_update_of_all_phases(roomy: dict[str, Measurement]) -> Non
         assert 8 * (40 + 1) < (one.tokens_per_step or 0) < 8 * (40 + 40)
 
 
+@pytest.mark.nightly("ppo")
 def test_the_script_steps_once_an_epoch_in_the_last_batch_of_the_data_too(tmp_path: Path) -> None:
     """accelerate by itself would let each micro-step of that batch through."""
     import datasets
@@ -182,6 +187,7 @@ def test_the_script_steps_once_an_epoch_in_the_last_batch_of_the_data_too(tmp_pa
     assert len(steps) == 3 * 2
 
 
+@pytest.mark.nightly("ppo")
 def test_what_ddp_wraps_is_unwrapped_to_be_saved(tmp_path: Path) -> None:
     """Policy and value model are one module, of which the policy is saved; by itself PPOTrainer
     looks for both in what DDP has wrapped around them."""

@@ -110,8 +110,7 @@ def test_half_of_the_estimates_are_off_by_less_than_one_in_a_thousand(rows: Swee
     assert statistics.median(errors) < 0.001, errors
 
 
-@pytest.mark.nightly("exactness")
-@pytest.mark.parametrize("case", ROLLOUTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", some_of(ROLLOUTS, (), "exactness"), ids=lambda case: case.name)
 @needs_bitsandbytes
 def test_the_estimate_of_an_online_trainer_is_its_peak(
     case: rollouts.Case | PpoCase, server: ChildServer, tmp_path: Path
@@ -204,7 +203,7 @@ def test_a_quantised_job_becomes_a_verified_bundle_that_trains(autotune: Command
 
 
 @pytest.mark.slow
-@pytest.mark.nightly("exactness")
+@pytest.mark.nightly("ppo")
 @needs_bitsandbytes
 def test_a_quantised_policy_of_ppo_becomes_a_verified_bundle(autotune: Command) -> None:
     """In bf16, for which PPOTrainer by itself casts a 4-bit policy so that it cannot generate."""

@@ -193,7 +193,7 @@ OTHERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.nightly("ranks")
+@pytest.mark.nightly("ppo")
 def test_of_ppo_each_rank_has_whole_copies(server: ChildServer, tmp_path: Path) -> None:
     lengths = "dataset={lengths: {max: 30, p50: 10, p99: 25, rows: 60}}"
     sets = ["method=ppo", lengths, "devices.kind=cpu", "devices.count=2", "global_batch_size=16"]

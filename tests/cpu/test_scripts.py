@@ -128,6 +128,19 @@ def test_trls_sft_is_searched_and_its_launch_script_trains(
 
 
 @pytest.mark.nightly("scripts")
+def test_a_trainer_of_trls_experimental_part_is_measured(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them is a method of a job: this is their way (docs/not_supported.md)."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    words = arguments(material, "dpo", "--max_length", "64")
+    (measurement,) = measured(
+        searched(str(SCRIPTS / "orpo.py"), words, tmp_path / "run", monkeypatch)
+    )
+    assert measurement.tokens_per_s and measurement.peak_memory_bytes
+
+
+@pytest.mark.nightly("scripts")
 @pytest.mark.parametrize(
     ("name", "more"),
     [

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.job.methods import METHODS
 from autotune.probe.protocol import ProbeRequest
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.proc import process_status
@@ -17,7 +18,7 @@ def one_step(path: Path) -> None:
     """One optimizer step of a candidate on its first rows; what it did to the weights."""
     import torch
 
-    from autotune.training.batch_plan import Rows, as_dataset
+    from autotune.training.batch_plan import Rows, as_dataset, raw_rows
     from autotune.training.registry import family
 
     folder = ChildFolder(path=path)
@@ -26,15 +27,39 @@ def one_step(path: Path) -> None:
     trains = family(request.method)
     overrides = {**trains.overrides, "output_dir": str(folder.scratch), "max_steps": 1}
     _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
-    rows = Rows(request.rows, request.method)
-    batch: list[Any] = [rows[index] for index in range(request.global_batch)]
+    if METHODS[request.method].online:
+        dataset = raw_rows(request.rows).select(range(2))
+    else:
+        rows = Rows(request.rows, request.method)
+        dataset = as_dataset([[rows[index] for index in range(request.global_batch)]])
     torch.manual_seed(0)
-    trainer = trains.trainer(request, training, model, as_dataset([batch]))
+    trainer = trains.trainer(request, training, model, dataset)
+    if METHODS[request.method].online:  # completions of one length would be rewarded alike
+        trainer.reward_funcs[:] = [_by_tokens]
+    gradients: list[float] = []
+    trainer.add_callback(_noting(gradients))
     before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
     trainer.train()
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
     moved = [float((b - a).double().norm()) for a, b in zip(after, before, strict=True)]
-    write_json(folder.reply, {"loss": trainer.state.log_history[-1]["train_loss"], "moved": moved})
+    loss = trainer.state.log_history[-1]["train_loss"]
+    write_json(folder.reply, {"loss": loss, "gradients": gradients, "moved": moved})
+
+
+def _noting(norms: list[float]) -> Any:
+    """A callback that notes the norms of the gradients of a step."""
+    from transformers import TrainerCallback
+
+    class Gradients(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            trained = [p for p in given["model"].parameters() if p.requires_grad]
+            norms[:] = [0.0 if p.grad is None else float(p.grad.norm()) for p in trained]
+
+    return Gradients()
+
+
+def _by_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(ids) % 7) for ids in completion_ids]
 
 
 def brief(path: Path) -> None:

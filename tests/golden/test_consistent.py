@@ -18,6 +18,7 @@ from autotune.cli import main
 from autotune.errors import UserError
 from autotune.facts.stack import canonical_name
 from autotune.job.methods import METHODS
+from tests.guards import ppo_apart
 from tests.unit.bundle.check.asking import checked
 
 __all__ = ["trl"]
@@ -38,7 +39,7 @@ def check(*arguments):
     return CliRunner().invoke(main, ["check", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ppo_apart(CASES))
 def test_a_bundle_agrees_with_itself(name, tmp_path):
     folder = bundle_in(tmp_path / "bundle", name)
     assert checked(read_launch(folder)) == Checked(problems=())
@@ -183,7 +184,7 @@ def test_trls_own_configurations_are_left_alone(trl, tmp_path):
     assert "used.yaml: mixed_precision: accelerate refuses it" in output
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ppo_apart(METHODS))
 def test_what_is_left_out_is_what_trl_does(method, trl, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,6 +13,7 @@ from autotune.facts.stack import RENAMED, field_name, fused_head, training_field
 from autotune.job.methods import METHODS
 from autotune.space.trl_config import settings
 from autotune.training.registry import family
+from tests.guards import ppo_apart
 
 GPU = ("cuda_bf16", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")
 SEVERAL = {
@@ -21,7 +22,7 @@ SEVERAL = {
     "fsdp2": ("FSDP", 2),
     "grpo_split": ("DEEPSPEED", 4),
 }
-CPU = [name for name in CASES if name not in GPU]
+CPU = ppo_apart(name for name in CASES if name not in GPU)
 CUSTOM_TRAINING = {
     "learning_rate": 1e-4,
     "lr_scheduler_type": "cosine_with_min_lr",
@@ -199,7 +200,7 @@ def test_accelerate_loads_its_configuration(name, tmp_path):
     assert config.distributed_type == kind
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ppo_apart(METHODS))
 def test_what_is_made_explicit_is_what_trl_does_anyway(method, trl, tmp_path):
     fields = parsed_fields(trl, "output_dir: out\nbf16: false\n", tmp_path, method)
     explicit = {n: value for n, value in METHODS[method].defaults.items() if value is not None}

@@ -17,6 +17,7 @@ from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_f
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.trl_config import settings
+from tests.guards import ppo_apart
 from tests.unit.builders import GIB, make_estimate
 from tests.unit.bundle.check.asking import checked
 
@@ -68,7 +69,7 @@ def written(files, folder):
 
 
 @pytest.mark.parametrize("why", [None, NASTY])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ppo_apart(CASES))
 def test_every_file_has_its_mark_in_the_first_lines_and_holds_what_it_held(name, why, tmp_path):
     case, files = CASES[name](), files_of(name, why)
     for text in files.values():

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.bundle.check.files import LaunchFiles
 from autotune.bundle.check.rules import condition, disagreements
 from autotune.errors import MachineError, Problem, in_one_line
-from autotune.facts.stack import training_fields
+from autotune.facts.stack import missing, training_fields
 from autotune.job.methods import METHODS
 from autotune.plain_data import NONSENSE, from_plain, to_plain
 from autotune.process.child_server import ChildServer
@@ -92,8 +92,11 @@ def check_launch(
     known = condition(files)
     counts = COUNTS if files.alone and files.count is None else (files.processes,)
     counts = counts if known is None else (known[0],)
+    request = _request(files, counts)
+    if (reason := missing(request.method)) is not None:
+        return rules_alone(files, reason)
     try:
-        reply = (ask or _ask)(_request(files, counts))
+        reply = (ask or _ask)(request)
     except MachineError as error:
         return rules_alone(files, in_one_line(str(error)))
     found = rules_alone(files, reply.unasked)

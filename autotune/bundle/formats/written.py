@@ -10,6 +10,7 @@ import yaml
 
 from autotune.bundle.formats.launched import Formatted, Launched, not_said
 from autotune.errors import user_error
+from autotune.facts.stack import fused_head
 from autotune.space.foreign.tool import AXOLOTL, LLAMA_FACTORY, Tool, tool, words
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
@@ -55,7 +56,7 @@ def axolotl(bundle: Launched) -> Formatted:
         kernels = ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
         theirs["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
         theirs |= {f"liger_{kernel}": True for kernel in kernels}
-    if config.get("loss_type") == "chunked_nll":
+    if config.get("loss_type") == "chunked_nll" or (fused_head() and name == "sft"):
         theirs["chunked_cross_entropy"] = True
     if config.get("dtype") == "float32" and (config.get("bf16") or config.get("fp16")):
         lost["dtype"] = "Axolotl loads the weights in the type of mixed precision: less memory"
@@ -102,7 +103,7 @@ def llama_factory(bundle: Launched) -> Formatted:
     if bundle.tuning == "qlora":
         theirs["quantization_bit"] = 8 if config.get("load_in_8bit") else 4
     lost["dataset"] = "say the columns of the rows in dataset_info.json"
-    if config.get("loss_type") == "chunked_nll":
+    if config.get("loss_type") == "chunked_nll" or (fused_head() and name != "reward"):
         lost["loss_type"] = "LLaMA-Factory holds all logits: more memory than was measured"
     if name == "dpo":
         losses = config.get("loss_type") or ["sigmoid"]

@@ -2,7 +2,8 @@
 
 Made for the first line of a plan, which comes before anything can be traced. The form follows from
 what a layer does; its constants are fitted to the traces of `benchmarks/first_line`, which has the
-errors too. Not modelled: eager attention, offloaded activations, several devices, generation.
+errors too; the head is TRL's fused one, as its code has it. Not modelled: eager attention,
+offloaded activations, several devices, generation.
 
 Memory: weights, gradients, moments, casts; and the larger of two moments of a micro-step: the loss,
 with its logits, and the backward pass of a layer. Time: matmuls and attention at the device's
@@ -12,6 +13,7 @@ rates, other operators by the bytes that they move, the host by how many operato
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autotune.estimate.formula.closed_form import TILE
 from autotune.estimate.records.events import (
     ACTIVATIONS,
     CASTS,
@@ -23,10 +25,6 @@ from autotune.estimate.records.events import (
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.estimate.speed.step_time import BACKWARD, TimeParts
 from autotune.facts.model_shape import ModelShape
-
-TILE = (4096, 32768)
-"""Tokens and words whose logits TRL's fused head holds at a time: `TOKEN_CHUNK_SIZE`,
-`_CHUNKED_LOGPROB_CHUNK_SIZE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +69,9 @@ class DecoderStep:
     accumulates: bool
 
     @property
-    def tile(self) -> tuple[int, int]:
-        """Tokens and words whose logits are made at a time."""
-        return min(self.tokens, TILE[0]), min(self.vocabulary, TILE[1])
+    def head_rows(self) -> int:
+        """Tokens whose logits are made at a time, by TRL's fused head."""
+        return min(self.tokens, TILE[0])
 
     @property
     def width(self) -> int:
@@ -105,7 +103,7 @@ SAVED = {
     (True, True): (4.6, 9.8, 1.5, 0.5, 2.7),
 }
 """Bytes that a layer keeps of each of `saved_terms`, by (weights in float32, Liger's kernels)."""
-MOVED = (30.0, 3.7, 3.4, 9.0, 3.0, 1.0, 7.1, 0.65, 3.6)
+MOVED = (30.0, 3.7, 3.4, 9.0, 3.0, 12.0, 7.1, 0.65, 3.6)
 """How often each of `moved_terms` is moved."""
 OPERATORS = {True: 138.0, False: 194.0}
 """What a layer dispatches in a pass, by whether all weights are trained; a backward pass is two."""
@@ -127,7 +125,7 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     saved = tokens * dot(SAVED[step.wide, step.liger], saved_terms(step))
     if step.flat and step.masked:
         saved += 2 * tokens**2
-    casts, head = 0.0, step.vocabulary * step.hidden
+    casts = 0.0
     if step.wide and step.half and not step.quantised:
         inside = shape.facts.parameters
         casts = 2 * inside if step.full or not step.checkpointing else 2 * inside / step.layers
@@ -135,10 +133,7 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     if step.checkpointing:
         kept = step.layers * step.width * step.hidden * tokens
         working = saved + tokens * (6.0 * max(shape.inner, step.hidden))
-    rows, words = step.tile
-    # A tile; the gradients of the hidden states and the head, as they are added up and as kept.
-    gradients_of_loss = tokens * step.hidden + (head if step.full else 0)
-    logits = (2 if step.half else 4) * rows * words + (4.0 + step.width) * gradients_of_loss
+    logits = head_bytes(step)
     if logits < working:
         logits, kept = 0, kept + working
     gradients = step.trained_width * step.trained
@@ -158,6 +153,16 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
         OPTIMIZER: step.state_bytes * step.trained,
         **passing,
     }
+
+
+def head_bytes(step: DecoderStep) -> float:
+    """Return what TRL's fused head holds in its backward pass: a tile of logits, a part of its
+    weights cast, and in float32 the gradients of its inputs and, trained, of its weights."""
+    columns, computed = min(step.vocabulary, TILE[1]), 2 if step.half else 4
+    held = computed * step.head_rows * columns + 4.0 * step.tokens * step.hidden
+    if step.wide and step.half:
+        held += 2 * columns * step.hidden
+    return held + (4 if step.wide else 6) * step.vocabulary * step.hidden * step.full
 
 
 def dot(rates: tuple[float, ...], terms: tuple[float, ...]) -> float:
@@ -184,26 +189,25 @@ def micro_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
 def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     """Return the bytes that each kind of operator reads or writes once.
 
-    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits; of the
-    head's casts and sums; of sums of gradients, casts of weights and unpacked weights.
+    Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits; of casts of
+    the head for each tile of tokens; of sums of gradients, casts of weights and unpacked weights.
     """
     passes = 2.5 + step.checkpointing
     tokens, layers, width = step.tokens, step.layers, step.width
     normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
     quicker = 0.5 if step.liger else 1.0
-    parameters, head = step.shape.facts.parameters, step.vocabulary * step.hidden
-    tiles = -(-tokens // step.tile[0])
-    casts = 2 * tiles * 6 * head if step.wide and step.half else 0
-    sums = (4 + width) * (tokens * step.hidden + (head if step.full else 0))
+    parameters = step.shape.facts.parameters
+    cast = step.wide and step.half
+    chunks = -(-tokens // step.head_rows) * step.vocabulary * step.hidden
     return (
         quicker * width * normed,
         quicker * width * inner,
         width * made,
         width * sum(inputs),
         (2.0 if step.half else 4.0) * tokens * step.vocabulary,
-        float(casts + sums),
+        float(chunks) if cast else 0.0,
         float(width * step.trained) if step.accumulates else 0.0,
-        2.0 * parameters * (passes if not step.full else 1.0) if step.wide and step.half else 0.0,
+        2.0 * parameters * (passes if not step.full else 1.0) if cast else 0.0,
         2.0 * parameters * passes if step.quantised else 0.0,
     )
 
@@ -223,9 +227,8 @@ def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tup
         if not step.full:
             for k, n in ((one.inputs, step.rank), (step.rank, one.outputs)):
                 yield product(tokens, k, n, times * (passes + 2))
-    rows, words = step.tile
-    parts = tokens / rows * (step.vocabulary / words)
-    yield product(rows, step.hidden, words, parts * (2 + trained))
+    parts = tokens / step.head_rows
+    yield product(step.head_rows, step.hidden, step.vocabulary, parts * (2 + trained))
 
 
 def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: int) -> float:

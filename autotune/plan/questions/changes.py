@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.facts.stack import fused_head
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.protocol import Measurement
@@ -257,7 +258,9 @@ def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:
     """Yield pinned speed knobs with the value that takes less memory."""
-    leaner = {"gradient_checkpointing": True, "loss_type": "chunked_nll", MICRO_BATCH: 1}
+    leaner: dict[str, Any] = {"gradient_checkpointing": True, MICRO_BATCH: 1}
+    if not fused_head():
+        leaner["loss_type"] = "chunked_nll"
     for knob, value in leaner.items():
         pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)
         other_loss = knob == "loss_type" and nearest.knobs.get(knob) != "nll"

@@ -38,7 +38,7 @@ _NUMBERS = """
     mask_truncated_completions max_completion_length max_grad_norm max_steps min_p
     missing_eos_penalty neftune_noise_alpha normalize_advantages num_generations
     num_generations_eval num_iterations num_mini_batches num_ppo_epochs num_sample_generations
-    num_train_epochs off_policy_mask_threshold packing pad_to_multiple_of padding_free
+    num_train_epochs off_policy_mask_threshold packing padding_free
     per_device_eval_batch_size per_device_train_batch_size precompute_ref_batch_size
     precompute_ref_log_probs prediction_loss_only ref_model_mixup_alpha ref_model_sync_steps
     remove_unused_columns repetition_penalty response_length router_aux_loss_coef
@@ -57,9 +57,9 @@ _TRAINING_WORDS = """
     attn_implementation bnb_4bit_quant_storage bnb_4bit_quant_type cache_implementation
     dataset_text_field dtype eval_strategy f_divergence_type importance_sampling_level kl_estimator
     logging_strategy lora_modules_to_save lora_target_modules lora_target_parameters lora_task_type
-    loss_type lr_scheduler_type multi_objective_aggregation optim packing_strategy save_strategy
-    scale_rewards train_sampling_strategy truncation_mode vllm_importance_sampling_mode
-    vllm_mode
+    loss_type lr_scheduler_type multi_objective_aggregation optim packing_strategy
+    pad_to_multiple_of save_strategy scale_rewards train_sampling_strategy truncation_mode
+    vllm_importance_sampling_mode vllm_mode
 """
 TRAINING_WORDS = frozenset(_TRAINING_WORDS.split())
 """A word or several: a name of a choice, of a module, or of a column."""

@@ -28,6 +28,9 @@ from autotune.space.knobs import condition_holds
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP
 
 _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
+_OTHER = (
+    "`--method` says another: {}; a command is searched as it is by `autotune run --command -- ...`"
+)
 _WARMUPS = ("warmup_steps", "warmup_ratio")
 _FIRST = (
     *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
@@ -190,7 +193,7 @@ def _method(trainer: GivenFile, owner: Tool, wishes: Wishes) -> str:
     value = data.get(owner.says_method) if owner.says_method else None
     if value is not None:
         what = f"autotune cannot train this: `{owner.says_method}: {str(value)[:80]}`"
-        raise user_error(what, where=trainer.name, hint=f"`--method` says another: {methods}")
+        raise user_error(what, where=trainer.name, hint=_OTHER.format(methods))
     what = "it does not name the training method"
     hint = f"add `--method sft` (or another of {methods})"
     raise user_error(what, where=trainer.name, hint=hint)

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError
 from autotune.facts.known_models import known_model
-from autotune.facts.stack import field_types, missing
+from autotune.facts.stack import field_types, fused_head
 from autotune.job.job import Job
-from autotune.job.methods import METHODS, SFT
+from autotune.job.methods import BY_SCRIPT, EXPERIMENTAL, METHODS, SFT
 from autotune.job.paths import absolute_path, exists, resolve_path, why_not_literal
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import SpaceDefinition, knob_types, load_definition
@@ -91,6 +91,7 @@ def judge(data: Mapping[str, Any], name: str, base: Path) -> Job:
     return _Loading(copy.deepcopy(dict(data)), {}, name, base).load((), elsewhere=True)[0]
 
 
+LOSS = "loss_type"
 _REMOVED_KNOBS = ("zero_hpz_partition_size", "nvme_path")
 _REMOVED = "it was removed: leave it out"
 
@@ -170,6 +171,7 @@ class _Loading(Draft):
         self._check_online()
         job = self._validated(definition)
         if job is not None:
+            job = todays_loss(job)
             self._check_values(job, definition)
             job = self._with_paths(job, elsewhere)
         return job
@@ -197,13 +199,10 @@ class _Loading(Draft):
                 elif section == "recipe" and isinstance(pinned, Mapping) and name in pinned:
                     self._report((section, name), f"`{name}` is under `fixed` too; keep one")
         fields = self._data.get("training")
-        has_trainer = missing(self._method.name) is None
         for name, value in fields.items() if isinstance(fields, Mapping) else ():
-            self._check_training(str(name), value, definition, has_trainer)
+            self._check_training(str(name), value, definition)
 
-    def _check_training(
-        self, name: str, value: Any, definition: SpaceDefinition, has_trainer: bool
-    ) -> None:
+    def _check_training(self, name: str, value: Any, definition: SpaceDefinition) -> None:
         """Judge one field that is passed through."""
         path = ("training", name)
         refusal = self._method.refusals.get(name)
@@ -215,7 +214,7 @@ class _Loading(Draft):
         elif name in OWNERS:
             what = f"`{name}` belongs to {OWNERS[name]} of the job"
             self._report(path, what, self._home(path, value, definition))
-        elif name not in self._fields and has_trainer:
+        elif name not in self._fields:
             what = f"`{name}` is not in {self._method.config}, ModelConfig or TrainingArguments"
             home = self._home(path, value, definition)
             self._report(path, what, home or self._nearest(name, self._fields))
@@ -261,6 +260,8 @@ class _Loading(Draft):
         if len(path) == 1 and detail["type"] in UNKNOWN:
             hint: str | None = self._home(path, self._data.get(path[0]), definition)
             return hint
+        if path == ("method",) and str(detail["input"]).lower().replace("-", "_") in EXPERIMENTAL:
+            return BY_SCRIPT
         if path == ("devices",):
             return of_devices(detail["input"], self._where(path) == "--set")
         return None
@@ -295,6 +296,20 @@ class _Loading(Draft):
         for field, what, hint in () if elsewhere else wrong_places(placed):
             self._report((field,), f"`{field}`: {what}", hint)
         return placed
+
+
+def todays_loss(job: Job) -> Job:
+    """Return a job whose loss has the name of the installed TRL: with a fused head `chunked_nll`
+    is an old name of `nll`."""
+    if not fused_head():
+        return job
+    fixed, recipe = dict(job.fixed), dict(job.recipe)
+    if fixed.get(LOSS) == "chunked_nll":
+        fixed[LOSS] = "nll"
+    if LOSS in recipe:
+        named = ["nll" if value == "chunked_nll" else value for value in recipe[LOSS]]
+        recipe[LOSS] = list(dict.fromkeys(named))
+    return job.model_copy(update={"fixed": fixed, "recipe": recipe})
 
 
 BaseOf = Callable[[tuple[str, ...]], Path]

@@ -1,3 +1,4 @@
+import ast
 import json
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from autotune.facts.stack import (
     training_fields,
     version,
 )
+from autotune.job.methods import METHODS
+from tests.guards import ppo_apart
 
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "optuna")
 ROOT = Path(__file__).parents[3]
@@ -92,9 +95,20 @@ def test_a_method_that_left_trl_is_refused_with_the_pin_and_two_others(monkeypat
         stack.refuse_missing("ppo")
     message = str(caught.value)
     assert "has no PPOTrainer: 1.12 is the last that has it" in message
-    assert "pip install trl==1.12.0" in message and "`method: rloo`" in message
+    assert "`scripts/setup --ppo`" in message and "`method: rloo`" in message
     stack.refuse_missing("sft")
 
 
-def test_every_method_is_in_the_trl_that_this_project_pins():
-    assert all(stack.missing(method) is None for method in stack.METHODS)
+@pytest.mark.parametrize("method", ppo_apart(METHODS))
+def test_every_method_is_in_the_trl_that_this_project_pins(method):
+    assert stack.missing(method) is None
+
+
+@pytest.mark.ppo
+def test_the_fields_of_ppo_that_are_kept_here_are_those_of_its_last_version():
+    theirs = ("trl", METHODS["ppo"].source, "PPOConfig")
+    assert stack._fields_of(*stack._config_of("ppo")) == stack._fields_of(*theirs)
+    ours, told = (stack._values_of(*of) for of in (stack._config_of("ppo"), theirs))
+    assert {name: ast.unparse(value) for name, value in ours.items()} == {
+        name: ast.unparse(value) for name, value in told.items()
+    }

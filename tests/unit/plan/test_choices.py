@@ -256,7 +256,7 @@ def test_a_kernel_that_somebody_chose_stays():
 
 def test_liger_is_planned_where_its_kernels_are_in_the_estimate():
     facts = make_facts("cuda", installed=True)
-    known = facts.model.model_type in LIGER_MODELS and not facts.stack.fused_head
+    known = facts.model.model_type in LIGER_MODELS and facts.stack.fused_head
     assert values_of(make_job(), facts)["use_liger_kernel"] == (
         (False, True) if known else (False,)
     )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.facts.stack import fused_head, missing, version
+from autotune.facts.stack import fused_head, version
 from autotune.job.methods import METHODS
 from autotune.training.patching import MissingHook, require
 from autotune.training.registry import family
@@ -36,7 +36,7 @@ def test_a_trainer_without_its_hooks_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing("ppo") is not None, reason="this TRL has no PPO")
+@pytest.mark.ppo
 def test_what_a_probe_of_ppo_replaces_is_put_back():
     """Of the module too, which the next trainer of the process would find."""
     module = importlib.import_module("trl.experimental.ppo.ppo_trainer")

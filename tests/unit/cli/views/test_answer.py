@@ -69,14 +69,6 @@ def test_it_says_what_is_kept_on_the_host_where_something_is_offloaded():
     assert "of the host" not in text_of(made(lambda c: replace(estimated(c), host_bytes=GIB)))
 
 
-def test_what_fits_by_the_version_of_the_stack_says_so():
-    facts = make_facts("cuda")
-    large = replace(facts, model=replace(facts.model, vocab_size=500_000))
-    text = " ".join(text_of(made(estimated, facts=large)).split())
-    assert "what keeps all logits at once needs up to 22.4 GiB more, and does not fit" in text
-    assert "all logits" not in text_of(made(estimated, facts=facts))
-
-
 def test_it_says_what_limits_it_what_is_next_what_is_assumed_and_how_to_go_on():
     text = " ".join(text_of(made(estimated)).split())
     assert "Memory is the limit: 8 x 1 without checkpointing" in text
