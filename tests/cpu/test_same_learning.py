@@ -44,9 +44,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "grpo": {**SIZES, **ALL},
     "rloo": {**SIZES, **ALL},
 }
+OFFLINE = ("reward", "dpo", "kto")
 NIGHTLY = pytest.mark.nightly("launches")
+EACH_TIME = ("checkpointing", "foreach", "cache emptied")
+"""Of other methods than SFT; the rest is nightly."""
 CASES = [
-    pytest.param(method, name, marks=NIGHTLY if name == "compiled" else ())
+    pytest.param(
+        method,
+        name,
+        marks=()
+        if name != "compiled" and (method == "sft" or (name in EACH_TIME and method in OFFLINE))
+        else NIGHTLY,
+    )
     for method, variants in VARIANTS.items()
     for name in variants
 ]

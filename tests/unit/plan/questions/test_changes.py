@@ -1,3 +1,4 @@
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,8 @@ def texts(job, **values):
 
 def test_pinned_speed_knobs_come_before_what_changes_the_learning(monkeypatch):
     """With a TRL that holds all logits of `nll`."""
-    monkeypatch.setattr("autotune.plan.questions.changes.fused_head", lambda: False)
+    module = importlib.import_module("autotune.plan.questions.changes")
+    monkeypatch.setattr(module, "fused_head", lambda: False)
     job = make_job(fixed={"gradient_checkpointing": False, "loss_type": "nll"})
     found = changes(job, loss_type="nll")
     assert [(change.kind, change.text) for change in found] == [
