@@ -96,9 +96,10 @@ class OfflineEstimates(Retracing):
         return min(labelled / max(tokens, 1), 1.0)
 
     def _share(self, size: int, length: int) -> float:
-        """Share that is traced: of a chunked loss as few as make chunks."""
+        """Share that is traced: of a loss in small chunks as few as make chunks. A fused head holds
+        the hidden states of all labelled tokens, and their gradients, so these must grow."""
         share = self._labelled
-        if self._chunking.labelled_only:
+        if self._chunking.labelled_only and self._chunking.rows == CHUNKED_ROWS:
             enough = (CHUNKS.smallest + 0.5) * self._chunking.rows
             share = min(share, enough / max(size if self._flat else size * (length - 1), 1))
         return share
