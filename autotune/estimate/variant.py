@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.job.methods import METHODS, SFT
+from autotune.space.attention import ATTENTION, flash_of
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 OUTSIDE_THE_VARIANT = {
@@ -53,6 +54,7 @@ UNTRACEABLE = {
         "what is offloaded is taken from the device by formula, never held against real ranks",
     ),
     "use_liger_kernel": (False, "traced without Liger; it needs less and is faster than estimated"),
+    ATTENTION: (None, "a kernel of the hub is traced as the FlashAttention that its name tells"),
 }
 LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """Types of models whose Liger kernels are traced, by SFTTrainer: the same four for each."""
@@ -125,14 +127,17 @@ def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
 
 def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
     """Return the configuration to trace in place of `config`; `liger`: with Liger's kernels."""
+    flash = flash_of(config.get(ATTENTION))
+    values = {name: value for name, (value, _) in UNTRACEABLE.items()}
+    values[ATTENTION] = config.get(ATTENTION) if flash is None else flash.value
+    traced_as_it_is = ("use_liger_kernel",) if liger else ()
     replaced = tuple(
         name
-        for name, (value, _) in UNTRACEABLE.items()
-        if config.get(name, value) not in (value, None)
-        and not (liger and name == "use_liger_kernel")
+        for name, value in values.items()
+        if config.get(name, value) not in (value, None) and name not in traced_as_it_is
     )
     return TracedConfig(
-        config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced
+        config={**config, **{name: values[name] for name in replaced}}, replaced=replaced
     )
 
 

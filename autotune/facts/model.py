@@ -14,7 +14,6 @@ from autotune.errors import user_error
 from autotune.facts.model_files import check_weights, locate_model, probed_weights, stored_dtype
 from autotune.job.methods import METHODS
 
-_FLASH_PACKAGES = ("flash_attention_2", "flash_attention_3")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 """Fields of a mixture: its experts, and how many of them a token passes."""
@@ -44,6 +43,8 @@ class ModelFacts:
     sdpa: bool = True
     """Whether the architecture has sdpa attention."""
     flash_attention: bool = True
+    flash_kernels: tuple[str, ...] = ()
+    """The kernels of it that compute its attention, as transformers names them; empty: all do."""
     cache_bytes_per_token: int | None = None
     """Of keys and values in 16 bits, over all layers; None: not known of this architecture."""
     fixed_positions: bool = False
@@ -61,6 +62,9 @@ class ModelFacts:
     """Of a mixture of experts, those that a token passes, embeddings among them; None: all."""
     dtype: str | None = None
     """As which its checkpoint holds its weights, as torch names it; None: nothing says it."""
+    dequantized_from: str | None = None
+    """How its checkpoint packs weights that are unpacked before a training (`mxfp4`); None: it
+    packs none."""
 
 
 def survey_model(
@@ -112,9 +116,7 @@ def survey_model(
         layers=getattr(text, "num_hidden_layers", None),
         vocab_size=getattr(text, "vocab_size", None),
         max_positions=positions,
-        attention_modules=_attention_modules(model),
-        sdpa=bool(getattr(model, "_supports_sdpa", False)),
-        flash_attention=_runs_flash_attention(model),
+        **_attention(model),
         cache_bytes_per_token=_cache_bytes(text),
         fixed_positions=fixed_positions,
         attention_heads=heads,
@@ -125,12 +127,14 @@ def survey_model(
     )
 
 
-def _runs_flash_attention(model: Any) -> bool:
-    """True if the FlashAttention packages compute the model's attention: some architectures (with
-    sinks, as gpt-oss) run other kernels only, which a hub gives."""
-    kernels = getattr(model, "_compatible_flash_implementations", None)
-    packages = kernels is None or any(name in kernels for name in _FLASH_PACKAGES)
-    return packages and bool(getattr(model, "_supports_flash_attn", False))
+def _attention(model: Any) -> dict[str, Any]:
+    """Return what computes a model's attention."""
+    return {
+        "attention_modules": _attention_modules(model),
+        "sdpa": bool(getattr(model, "_supports_sdpa", False)),
+        "flash_attention": bool(getattr(model, "_supports_flash_attn", False)),
+        "flash_kernels": tuple(getattr(model, "_compatible_flash_implementations", None) or ()),
+    }
 
 
 def _checkpoint_dtype(config: Any) -> str | None:

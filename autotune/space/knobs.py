@@ -55,6 +55,14 @@ class Knob:
     place: Literal["config", "environment", "batch", "launch"] = "config"
     only_if: Mapping[str, Any] = field(default_factory=dict)
 
+    def allows(self, value: Any) -> bool:
+        """True if a value may be asked for; a choice that ends with `*` allows what begins so."""
+        if self.choices is None:
+            return True
+        begins = tuple(c[:-1] for c in self.choices if isinstance(c, str) and c.endswith("/*"))
+        known = any(type(value) is type(choice) and value == choice for choice in self.choices)
+        return known or (isinstance(value, str) and value.startswith(begins))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BoundKnob:

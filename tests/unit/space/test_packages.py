@@ -12,6 +12,7 @@ from autotune.space.packages import NOT_ESTIMATED, packages_to_install
 from tests.unit.builders import make_candidate, make_facts, make_job, make_space, shipped
 
 FLASH = {"attn_implementation": "flash_attention_2"}
+FLASHES = tuple(f"flash_attention_{number}" for number in (2, 3, 4))
 HERE = make_facts("cuda")
 ELSEWHERE = replace(HERE, stack=replace(HERE.stack, assumed=True))
 
@@ -22,7 +23,7 @@ def kernels(space):
 
 def test_elsewhere_every_package_is_taken_to_be_there_asked_for_or_not():
     space = make_space(make_job(), ELSEWHERE)
-    assert kernels(space) == {"sdpa", "flash_attention_2", "flash_attention_3", "eager"}
+    assert kernels(space) == {"sdpa", *FLASHES, "eager"}
     assert {candidate["use_liger_kernel"] for candidate in space.candidates} == {False, True}
 
 
