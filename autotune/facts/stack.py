@@ -83,6 +83,8 @@ class StackFacts:
     """Kernels of attention that transformers has `kernels` load where no package of theirs is."""
     kernels_range: str = ""
     """Which versions of `kernels` transformers takes, as pip writes it; empty: any."""
+    model_kwargs: bool = True
+    """Whether TRL's scripts pass `model_init_kwargs` on to the model (from 1.16 on)."""
     fused_head: bool = False
     """Whether TRL scores tokens without holding their logits, whatever the loss."""
     training_fields: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ def installed(method: str = SFT.name) -> StackFacts:
         absent=absent(),
         hub_attention=hub_attention(),
         kernels_range=kernels_range(),
+        model_kwargs="model_init_kwargs.update(" in source_of("trl", "scripts/sft.py"),
         fused_head=fused_head(),
         training_fields=tuple(sorted(training_fields(method))),
     )

@@ -132,11 +132,14 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
         "device.nodes": shape.job.devices.nodes,
         "model.sdpa": facts.model.sdpa,
         "model.flash_attention": facts.model.flash_attention,
+        "model.experts": bool(facts.model.expert_parameters),
+        "model.expert_kernels": facts.model.expert_kernels,
         "data.rows": facts.data.rows,
         "data.longest": facts.data.longest,
         "data.sampled": facts.data.sampled,
         **package_facts(facts),
         "stack.fused_head": facts.stack.fused_head,
+        "stack.model_kwargs": facts.stack.model_kwargs,
     }
 
 

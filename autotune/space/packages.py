@@ -108,6 +108,8 @@ def package_facts(facts: Facts) -> Mapping[str, bool]:
 
 def package_rules(facts: Facts) -> Iterator[Rule]:
     """Yield what is no candidate for a package that no rule of the search space asks for."""
+    if packed := facts.model.dequantized_from:
+        yield from _packed_rules(packed.upper(), facts)
     for package in PACKAGES:
         forbid = {package.knob: list(package.values)}
         if package.fact is not None or not package.probed or package.here(facts.stack):
@@ -116,6 +118,22 @@ def package_rules(facts: Facts) -> Iterator[Rule]:
             yield Rule(forbid=forbid, reason=f"the package {package.name} is not installed")
         elif not package.traced:
             yield Rule(forbid=forbid, reason=_NOT_ESTIMATED.format(package.name))
+
+
+def _packed_rules(packed: str, facts: Facts) -> Iterator[Rule]:
+    """Yield what transformers does not do with a checkpoint that is packed (its quantizers/auto.py
+    and quantizer_mxfp4.py)."""
+    yield Rule(
+        forbid={"job.tuning": "qlora"},
+        reason=f"the checkpoint is in {packed}, and transformers quantises none again: take "
+        "`tuning: lora`, or a copy of the model in 16 bits",
+    )
+    if not facts.stack.assumed and KERNELS not in facts.stack.absent:
+        yield Rule(
+            forbid={"device.kind": "cuda"},
+            reason=f"with the package {KERNELS} transformers keeps {packed} packed, and refuses to "
+            f"train it: `pip uninstall {KERNELS}`, or take a copy of the model in 16 bits",
+        )
 
 
 NOT_ESTIMATED = frozenset(_NOT_ESTIMATED.format(package.name) for package in PACKAGES)

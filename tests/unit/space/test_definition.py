@@ -11,7 +11,10 @@ from tests.unit.builders import make_facts, make_job
 
 WORDS = {value for value in vars(words).values() if isinstance(value, str) and " " in value}
 KEYS = {"kind", "values", "choices", "default", "in", "only_if", "why"}
-MAY_BE_NULL = ("max_length", "torch_empty_cache_steps", "vllm_gpu_memory_utilization")
+MAY_BE_NULL = (
+    *("lora_target_parameters", "max_length", "torch_empty_cache_steps"),
+    "vllm_gpu_memory_utilization",
+)
 
 
 def lists_of(knob):
@@ -49,7 +52,7 @@ def test_what_a_knob_says_is_known(method):
     types = knob_types(method)
     for knob in load_definition(method).knobs:
         assert knob.kind in ("speed", "recipe") and set(lists_of(knob)[0])
-        assert knob.place in ("config", "environment", "batch", "launch")
+        assert knob.place in ("config", "environment", "batch", "launch", "model")
         if isinstance(knob.values, dict):
             assert knob.values.keys() == {"cpu", "cuda"}
         for listed in lists_of(knob):
