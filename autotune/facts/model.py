@@ -250,7 +250,7 @@ def _check_backbone(model: Any, method: str) -> None:
         raise user_error(
             f"TRL {version('trl')} does not train `{type(model).__name__}`: its fused head takes "
             f"the layers from `{model.base_model_prefix}`, and the model has none there",
-            hint="`pip install trl==1.12.0`, which has no fused head, or take another model",
+            hint="take another model; TRL 1.12 fails on this one, too",
         )
 
 

@@ -136,7 +136,7 @@ def _failed_measurement(
     where = f"stage {failure.stage}"
     if failure.stage == "train" and outcome in ("oom", "host_oom") and (phase := phase_of(error)):
         where = f"the {phase}"
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first_line = (failure.message.strip().splitlines() or [type(error).__name__])[0]
     return Measurement(
         outcome=outcome,
         reason=f"{failure.type} in {where}: {first_line[:300]}",

@@ -109,19 +109,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         intermediate_size=256,
         sliding_window=48,
     ),
-    "llama4": _decoder(
-        "Llama4ForCausalLM",
-        "llama4_text",
-        **_OWN_HEAD,
-        **FEW_WORDS,
-        num_hidden_layers=4,
-        num_local_experts=4,
-        num_experts_per_tok=1,
-        interleave_moe_layer_step=2,
-        intermediate_size=192,
-        intermediate_size_mlp=512,
-        output_router_logits=False,
-    ),
 }
 
 _ATTENTION_MODULES = {"phi3": ("qkv_proj", "o_proj"), "gpt2": ("attn.c_attn", "attn.c_proj")}
