@@ -133,7 +133,7 @@ def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
 def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
     """Return the configuration to trace in place of `config`; `liger`: with Liger's kernels."""
     flash = flash_of(config.get(ATTENTION))
-    values = {name: value for name, (value, _) in UNTRACEABLE.items()}
+    values: dict[str, Any] = {name: value for name, (value, _) in UNTRACEABLE.items()}
     values[ATTENTION] = config.get(ATTENTION) if flash is None else flash.value
     traced_as_it_is = ("use_liger_kernel",) if liger else ()
     replaced = tuple(

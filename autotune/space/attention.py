@@ -128,7 +128,7 @@ def attention_rules(job: Job, facts: Facts) -> Iterator[Rule]:
     )
     for kernel in every:
         flash = flash_of(kernel)
-        reason = flash and _refusal(flash, str(kernel), facts)
+        reason = None if flash is None else _refusal(flash, str(kernel), facts)
         if reason is not None:
             yield Rule(forbid={ATTENTION: kernel}, reason=reason)
 

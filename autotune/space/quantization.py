@@ -118,9 +118,9 @@ def packed_note(facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | 
     return (
         f"the checkpoint holds its experts in {model.dequantized_from.upper()}, "
         f"{format_bytes(download)} to download; training unpacks them, so that the weights take "
-        f"{format_bytes(model.parameters * _BYTES.get(dtype, 2))} in {dtype}. On a GPU transformers "
-        f"does so only where the package {KERNELS} is not installed: with it they stay packed, and "
-        "its Trainer refuses to train them"
+        f"{format_bytes(model.parameters * _BYTES.get(dtype, 2))} in {dtype}. "
+        f"On a GPU transformers does so only where the package {KERNELS} is not installed: with it "
+        "they stay packed, and its Trainer refuses to train them"
     )
 
 
