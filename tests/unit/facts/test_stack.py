@@ -98,3 +98,13 @@ def test_a_method_that_left_trl_is_refused_with_the_pin_and_two_others(monkeypat
 
 def test_every_method_is_in_the_trl_that_this_project_pins():
     assert all(stack.missing(method) is None for method in stack.METHODS)
+
+
+def test_which_kernels_transformers_takes_from_the_hub_is_in_its_source(monkeypatch):
+    assert stack.hub_attention() == tuple(f"flash_attention_{number}" for number in (2, 3, 4))
+    least, most = stack.kernels_range().split(",")
+    assert least.startswith(">=") and most.startswith("<")
+    monkeypatch.setattr(stack, "module_found", lambda _: True)
+    for found, taken in ((least[2:], True), (most[1:], False), ("0.1.0", False), (None, False)):
+        monkeypatch.setattr(stack, "version", lambda _, found=found: found)
+        assert ("kernels" not in stack.absent()) == taken
