@@ -35,7 +35,7 @@ def training_arguments(chosen: Settings, fields: dict[str, Any]) -> Any:
         from autotune.training.family import model_kwargs
         from autotune.training.quantized import is_quantized, quantization_of
 
-        loading = {**model_kwargs(training, model), **(training.model_init_kwargs or {})}
+        loading = model_kwargs(training, model)
         if is_quantized(model):
             loading.setdefault("quantization_config", quantization_of(model))
         training.model_init_kwargs = loading

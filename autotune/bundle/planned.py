@@ -23,6 +23,7 @@ from autotune.job.yaml_file import to_yaml
 from autotune.plain_data import from_plain
 from autotune.plan.answer import SPEED_ERROR, training_s
 from autotune.search.recommend import Ranked, Recommendation
+from autotune.space.attention import ATTENTION, is_downloaded
 from autotune.space.knobs import Candidate, from_knobs
 from autotune.space.packages import packages_to_install
 from autotune.space.sharding.sharding import DEEPSPEED
@@ -240,7 +241,9 @@ def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
     yield f"- Python {facts.stack.python} with {', '.join(_requirements(chosen))}"
     own = packages_to_install(job, facts, planned.candidate)
     if own:
-        yield f"- {', '.join(own)}, not installed where this was planned: of no known version"
+        yield f"- {', '.join(own)}, not installed where this was planned, so that it was not tried"
+    if is_downloaded(chosen.config.get(ATTENTION), facts):
+        yield "- the kernels of attention come from the hub, when the training first starts"
     yield f"- the model is `{chosen.config['model_name_or_path']}`"
     if not isinstance(job.dataset, NoData):
         yield f"- the data are `{job.dataset}`"

@@ -10,9 +10,10 @@ from typing import Literal
 
 from autotune.doctor.import_worker import TRAINERS, ImportReply, TorchFacts
 from autotune.facts.devices import DeviceFacts, DriverState
-from autotune.facts.stack import FIT_TRL, OPTIONAL, unfit
+from autotune.facts.stack import FIT_TRL, OPTIONAL, kernels_range, unfit
 from autotune.probe.measure import describe_processes
 from autotune.process.disk import FULL_BYTES, LITTLE_SHARED_BYTES
+from autotune.space.attention import FLASH, KERNELS
 from autotune.space.packages import PACKAGES, QUANTISER, Package
 from autotune.units import format_bytes
 
@@ -23,9 +24,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 CUDA_BUILD = "pip install --force-reinstall torch=={version}  (the build with CUDA: {where})"
 NAMELESS_BYTES, NAMELESS_SHARE = 2**30, 0.02
 """In use on a GPU, and of its memory, though NVML lists no process: the driver keeps less."""
-HELPFUL = ("flash-attn", "liger-kernel", QUANTISER)
+HELPFUL = (KERNELS, "liger-kernel", QUANTISER)
 LITTLE_DISK_BYTES = 5 * 2**30
-_PACKAGES = {module: name for name, module in OPTIONAL.items()}
+_PACKAGES = {module: name for name, module in reversed(OPTIONAL.items())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +216,12 @@ def check_helpful(absent: Sequence[str], device: DeviceFacts | None) -> Iterator
         return
     for name in HELPFUL:
         packages = [package for package in PACKAGES if package.name == name]
-        if name not in absent or not all(package.runs(device) for package in packages):
+        here = name not in absent or (name == KERNELS and FLASH[0].package not in absent)
+        if here or not all(package.runs(device) for package in packages):
             continue
         found = f"{name} is not installed: {_needs(name, packages)} left out"
-        remedy = f"pip install {name}{' --no-build-isolation' if name == 'flash-attn' else ''}"
+        versions = kernels_range() if name == KERNELS else ""
+        remedy = f"pip install '{name}{versions}'" if versions else f"pip install {name}"
         source = "the installed modules; what values of knobs need them"
         yield _finding("packages", "warn", found, remedy, source)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.job.methods import METHODS
+from autotune.space.attention import ATTENTION, flash_of
+from autotune.space.knobs import EXPERT_KERNELS, MODEL_KWARGS
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
 OUTSIDE_THE_VARIANT = {
@@ -53,6 +55,11 @@ UNTRACEABLE = {
         "what is offloaded is taken from the device by formula, never held against real ranks",
     ),
     "use_liger_kernel": (False, "traced without Liger; it needs less and is faster than estimated"),
+    EXPERT_KERNELS: (
+        None,
+        "traced as one product of all experts: which of them a token takes is not known to a trace",
+    ),
+    ATTENTION: (None, "a kernel of the hub is traced as the FlashAttention that its name tells"),
 }
 LIGER_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """Types of models whose Liger kernels are traced: the same three for each."""
@@ -125,15 +132,21 @@ def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
 
 def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:
     """Return the configuration to trace in place of `config`; `liger`: with Liger's kernels."""
+    flash = flash_of(config.get(ATTENTION))
+    values: dict[str, Any] = {name: value for name, (value, _) in UNTRACEABLE.items()}
+    values[ATTENTION] = config.get(ATTENTION) if flash is None else flash.value
+    traced_as_it_is = ("use_liger_kernel",) if liger else ()
     replaced = tuple(
         name
-        for name, (value, _) in UNTRACEABLE.items()
-        if config.get(name, value) not in (value, None)
-        and not (liger and name == "use_liger_kernel")
+        for name, value in values.items()
+        if config.get(name, value) not in (value, None) and name not in traced_as_it_is
     )
-    return TracedConfig(
-        config={**config, **{name: UNTRACEABLE[name][0] for name in replaced}}, replaced=replaced
-    )
+    config = {**config, **{name: values[name] for name in replaced}}
+    kernels = config.get(MODEL_KWARGS) or {}
+    if kernels.get(EXPERT_KERNELS) == "eager":
+        config[MODEL_KWARGS] = {n: v for n, v in kernels.items() if n != EXPERT_KERNELS} or None
+        replaced = (*replaced, EXPERT_KERNELS)
+    return TracedConfig(config=config, replaced=replaced)
 
 
 def unique(values: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:

@@ -12,12 +12,14 @@ from typing import Any
 
 from autotune.errors import user_error
 from autotune.facts.model_files import check_weights, locate_model, probed_weights, stored_dtype
+from autotune.facts.stack import fused_head, version
 from autotune.job.methods import METHODS
 
-_FLASH_PACKAGES = ("flash_attention_2", "flash_attention_3")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 """Fields of a mixture: its experts, and how many of them a token passes."""
+PACKED = "mxfp4"
+"""How gpt-oss has its experts."""
 _TABLES_WITHOUT_WEIGHTS = {"codegen", "ctrl", "gptj", "mpt"}
 """Types of models whose positions are a computed table that ends."""
 
@@ -44,6 +46,8 @@ class ModelFacts:
     sdpa: bool = True
     """Whether the architecture has sdpa attention."""
     flash_attention: bool = True
+    flash_kernels: tuple[str, ...] = ()
+    """The kernels of it that compute its attention, as transformers names them; empty: all do."""
     cache_bytes_per_token: int | None = None
     """Of keys and values in 16 bits, over all layers; None: not known of this architecture."""
     fixed_positions: bool = False
@@ -61,6 +65,13 @@ class ModelFacts:
     """Of a mixture of experts, those that a token passes, embeddings among them; None: all."""
     dtype: str | None = None
     """As which its checkpoint holds its weights, as torch names it; None: nothing says it."""
+    expert_parameters: tuple[str, ...] = ()
+    """Names of a mixture's weights that hold those of all experts of a layer."""
+    expert_kernels: bool = False
+    """Whether transformers computes its experts by kernels that can be chosen."""
+    dequantized_from: str | None = None
+    """How its checkpoint packs weights that are unpacked before a training (`mxfp4`); None: it
+    packs none."""
 
 
 def survey_model(
@@ -91,7 +102,6 @@ def survey_model(
     config = model_config(path, method, **kinds)
     check_architecture(config, method, name)
     text = _of_first_layer(config.get_text_config())
-    heads = getattr(text, "num_attention_heads", None)
     try:
         model = build_on_meta(config, method)
     except KeyError as error:  # an activation, a kind of rotary embedding, a kind of layer
@@ -99,6 +109,7 @@ def survey_model(
         hint = "correct the config, or install another version"
         raise user_error(what, where=path, hint=hint) from None
     check_weights(path, revision)
+    _check_backbone(model, method)
     positions, fixed_positions = _positions(model)
     return ModelFacts(
         name=name,
@@ -112,25 +123,27 @@ def survey_model(
         layers=getattr(text, "num_hidden_layers", None),
         vocab_size=getattr(text, "vocab_size", None),
         max_positions=positions,
-        attention_modules=_attention_modules(model),
-        sdpa=bool(getattr(model, "_supports_sdpa", False)),
-        flash_attention=_runs_flash_attention(model),
+        **_attention(model),
         cache_bytes_per_token=_cache_bytes(text),
         fixed_positions=fixed_positions,
-        attention_heads=heads,
+        attention_heads=(heads := getattr(text, "num_attention_heads", None)),
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         unquantised=unquantised_weights(model),
         active_parameters=active_parameters(model),
+        **_experts(model),
+        dequantized_from=_packed_as(config),
         dtype=_checkpoint_dtype(config) or stored_dtype(path, revision),
     )
 
 
-def _runs_flash_attention(model: Any) -> bool:
-    """True if the FlashAttention packages compute the model's attention: some architectures (with
-    sinks, as gpt-oss) run other kernels only, which a hub gives."""
-    kernels = getattr(model, "_compatible_flash_implementations", None)
-    packages = kernels is None or any(name in kernels for name in _FLASH_PACKAGES)
-    return packages and bool(getattr(model, "_supports_flash_attn", False))
+def _attention(model: Any) -> dict[str, Any]:
+    """Return what computes a model's attention."""
+    return {
+        "attention_modules": _attention_modules(model),
+        "sdpa": bool(getattr(model, "_supports_sdpa", False)),
+        "flash_attention": bool(getattr(model, "_supports_flash_attn", False)),
+        "flash_kernels": tuple(getattr(model, "_compatible_flash_implementations", None) or ()),
+    }
 
 
 def _checkpoint_dtype(config: Any) -> str | None:
@@ -172,6 +185,24 @@ def active_parameters(model: Any) -> int | None:
     return int(everything - routed * (experts - chosen) // experts)
 
 
+def _experts(model: Any) -> dict[str, Any]:
+    """Return what LoRA and transformers can tell apart of a mixture's experts."""
+    from transformers import PreTrainedModel
+
+    parts = [(name.split(".")[-2:], weight) for name, weight in model.named_parameters()]
+    fused = {".".join(names) for names, weight in parts if "experts" in names and weight.ndim == 3}
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    kernels = any(getattr(m, "_can_set_experts_implementation", bool)() for m in models)
+    return {"expert_parameters": tuple(sorted(fused)), "expert_kernels": bool(fused and kernels)}
+
+
+def _packed_as(config: Any) -> str | None:
+    """Return how a checkpoint packs weights that are unpacked before a training."""
+    packing = getattr(config, "quantization_config", None) or {}
+    kind = packing if isinstance(packing, Mapping) else vars(packing)
+    return PACKED if kind.get("quant_method") == PACKED else None
+
+
 def model_config(path: str, method: str, **kinds: Any) -> Any:
     """Return the model's configuration, as the method's trainer has it."""
     import transformers
@@ -206,6 +237,21 @@ def build_on_meta(config: Any, method: str) -> Any:
 
     with torch.device("meta"):
         return model_class(config, method)._from_config(config)
+
+
+def _check_backbone(model: Any, method: str) -> None:
+    """Refuse a model whose layers TRL's fused head does not find: Llama 4's attribute for them is
+    another than its `base_model_prefix` says.
+
+    Raises:
+        UserError: so it is.
+    """
+    if fused_head() and not METHODS[method].classifier and model.base_model is model:
+        raise user_error(
+            f"TRL {version('trl')} does not train `{type(model).__name__}`: its fused head takes "
+            f"the layers from `{model.base_model_prefix}`, and the model has none there",
+            hint="take another model; TRL 1.12 fails on this one, too",
+        )
 
 
 def model_class(config: Any, method: str) -> Any:

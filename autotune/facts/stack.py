@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,11 @@ OPTIONAL = {
     "apollo-torch": "apollo_torch",
     "bitsandbytes": "bitsandbytes",
     "flash-attn": "flash_attn",
+    "flash-attn-4": "flash_attn",
     "flash_attn_3": "flash_attn_interface",
     "galore-torch": "galore_torch",
     "grokadamw": "grokadamw",
+    "kernels": "kernels",
     "liger-kernel": "liger_kernel",
     "lomo-optim": "lomo_optim",
     "schedulefree": "schedulefree",
@@ -85,6 +88,12 @@ class StackFacts:
     """Return the packages of `OPTIONAL` that are not installed, by pip's names."""
     assumed: bool = False
     """Whether what is absent is taken to be there: a plan is for another machine."""
+    hub_attention: tuple[str, ...] = ()
+    """Kernels of attention that transformers has `kernels` load where no package of theirs is."""
+    kernels_range: str = ""
+    """Which versions of `kernels` transformers takes, as pip writes it; empty: any."""
+    model_kwargs: bool = True
+    """Whether TRL's scripts pass `model_init_kwargs` on to the model (from 1.16 on)."""
     fused_head: bool = False
     """Whether TRL scores tokens without holding their logits, whatever the loss."""
     training_fields: tuple[str, ...] = ()
@@ -97,14 +106,24 @@ def installed(method: str = SFT.name) -> StackFacts:
         python=platform.python_version(),
         versions={name: version(name) for name in LIBRARIES},
         absent=absent(),
+        hub_attention=hub_attention(),
+        kernels_range=kernels_range(),
+        model_kwargs="model_init_kwargs.update(" in source_of("trl", "scripts/sft.py"),
         fused_head=fused_head(),
         training_fields=tuple(sorted(training_fields(method))),
     )
 
 
 def absent() -> tuple[str, ...]:
-    """Return the packages of `OPTIONAL` that are not installed, by pip's names."""
-    return tuple(name for name, module in OPTIONAL.items() if not module_found(module))
+    """Return the packages of `OPTIONAL` that are not installed, by pip's names. Two bring the same
+    module, and of one transformers refuses some versions."""
+    return tuple(
+        name
+        for name, module in OPTIONAL.items()
+        if not module_found(module)
+        or (name.startswith("flash-attn") and version(name) is None)
+        or (name == "kernels" and not _kernels_taken())
+    )
 
 
 def version(library: str) -> str | None:
@@ -118,6 +137,37 @@ def version(library: str) -> str | None:
 def module_found(module: str) -> bool:
     """True if a module is installed; it is not imported."""
     return importlib.util.find_spec(module) is not None
+
+
+@functools.cache
+def hub_attention() -> tuple[str, ...]:
+    """Return the kernels of attention that the installed transformers loads from the hub where no
+    package of theirs is installed."""
+    source = source_of("transformers", "modeling_flash_attention_utils.py")
+    table = re.search(r"^FLASH_ATTN_KERNEL_FALLBACK = \{(.*?)^\}", source, re.S | re.M)
+    return tuple(re.findall(r'"(flash_attention_\d)":', table[1])) if table else ()
+
+
+@functools.cache
+def kernels_range() -> str:
+    """Return which versions of `kernels` the installed transformers takes, as pip writes it;
+    empty: any."""
+    least, most = _kernels_bounds()
+    return f">={least},<{most}" if least and most else ""
+
+
+def _kernels_bounds() -> tuple[str, str]:
+    source = source_of("transformers", "utils/import_utils.py")
+    found = dict(re.findall(r'^KERNELS_(MIN|MAX)_VERSION = "(.+)"', source, re.M))
+    return found.get("MIN", ""), found.get("MAX", "")
+
+
+def _kernels_taken() -> bool:
+    """True if transformers takes the installed version of `kernels`."""
+    low, high = _kernels_bounds()
+    texts = (low, version("kernels") or "", high)
+    least, found, most = (tuple(map(int, re.findall(r"\d+", text)[:3])) for text in texts)
+    return bool(found) and least <= found and (not most or found < most)
 
 
 @functools.cache

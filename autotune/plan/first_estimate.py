@@ -27,6 +27,7 @@ from autotune.plan.device import device_facts, planned_limit
 from autotune.plan.exchange import is_wide
 from autotune.plan.narrowing import planned_space
 from autotune.plan.progress import FirstEstimate, Progress
+from autotune.space.attention import FLASH, is_flash
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import base_bytes
@@ -34,7 +35,7 @@ from autotune.space.sharding.sharding import NONE
 from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 
 _KNOWN: dict[str, tuple[KnobValue, ...]] = {
-    "attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3"),
+    "attn_implementation": (None, "sdpa", *(flash.value for flash in FLASH)),
     "activation_offloading": (None, False),
     "torch_compile": (None, False),
     "torch_empty_cache_steps": (None,),
@@ -182,7 +183,7 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
     trained = shape.facts.parameters if full else shape.adapter_parameters(rank)
     base = base_bytes(shape.facts, config)
     weights = base or width * shape.facts.parameters
-    flash = str(config.get("attn_implementation")).startswith("flash")
+    flash = is_flash(config.get("attn_implementation"))
     packed = bool(config.get("packing"))
     flat, longest = packed or bool(config.get("padding_free")), lengths[-1]
     tokens = method.sequences * rows * longest

@@ -11,15 +11,16 @@ from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
 from autotune.probe.throughput import passes
+from autotune.space.attention import ATTENTION, FLASH, flash_facts, is_flash
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import SAMPLING, Candidate, Knob
+from autotune.space.knobs import EXPERT_KERNELS, SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
 from autotune.space.sharding.sharding import sharding_of
 
-SAME_ESTIMATES = ("dataloader_num_workers",)
+SAME_ESTIMATES = ("dataloader_num_workers", EXPERT_KERNELS)
 """Knobs that change no estimate."""
-ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
+LIGER, PADDING_FREE = "use_liger_kernel", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"
 
 
@@ -101,7 +102,7 @@ def _with_one_kernel(space: SearchSpace) -> SearchSpace:
     flat = {key_without(c, *padding) for c in space.candidates if c.values.get(PADDING_FREE)}
 
     def is_preferred(candidate: Candidate) -> bool:
-        flash = str(candidate.values.get(ATTENTION)).startswith("flash")
+        flash = is_flash(candidate.values.get(ATTENTION))
         if not space.facts.data.ragged:
             return not flash
         padded = not candidate.values.get(PADDING_FREE)
@@ -116,8 +117,8 @@ def _with_one_kernel(space: SearchSpace) -> SearchSpace:
 def without_flash(candidate: Candidate, space: SearchSpace) -> Candidate | None:
     """Return a candidate of single rows without flash attention, which does nothing for these;
     None: it has no such rows, or the job chose that kernel."""
-    kernel, free = str(candidate.values.get(ATTENTION)), {knob.name for knob in space.free_knobs}
-    if candidate.micro_batch > 1 or not kernel.startswith("flash") or ATTENTION not in free:
+    kernel, free = candidate.values.get(ATTENTION), {knob.name for knob in space.free_knobs}
+    if candidate.micro_batch > 1 or not is_flash(kernel) or ATTENTION not in free:
         return None
     changed: dict[str, KnobValue] = {ATTENTION: "sdpa"}
     if PADDING_FREE in free:
@@ -156,8 +157,8 @@ def _other_kernels(facts: Facts) -> Iterator[KnobValue]:
     """Yield kernels of attention that no estimate prefers."""
     if facts.model.sdpa:
         yield "eager"  # it keeps scores that sdpa never has
-    if package_facts(facts)["stack.flash_attention_2"]:
-        yield "flash_attention_3"  # it is estimated as 2 is
+    runs = [flash.value for flash in FLASH if flash_facts(facts)[f"stack.{flash.value}"]]
+    yield from runs[1:]  # they are estimated as the first is
 
 
 def _without(knob: Knob, left_out: dict[str, tuple[KnobValue, ...] | None]) -> Knob:

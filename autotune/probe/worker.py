@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autotune.facts.stack import absent
 from autotune.job.methods import METHODS
 from autotune.probe.memory import CpuMemory, CudaMemory, with_vllm
 from autotune.probe.outcome import beyond_limit, outcome_and_remark, outcome_of
@@ -105,6 +106,15 @@ def _measure(
     )
 
 
+def _unloaded_kernel(error: BaseException) -> str:
+    """Return what transformers does not say where it finds no FlashAttention: it was to come from
+    the hub, which did not answer."""
+    there = isinstance(error, ImportError) and "FlashAttention" in str(error)
+    if not there or "kernels" in absent():
+        return ""
+    return " (the package kernels is, but what it loads from the hub did not come: no network?)"
+
+
 def _failed_measurement(
     request: ProbeRequest,
     memory: CpuMemory | CudaMemory | None,
@@ -114,7 +124,7 @@ def _failed_measurement(
     outcome = outcome_of(error, stages.current, request.device_kind)
     failure = Failure(
         type=type(error).__name__,
-        message=str(error)[:4000],
+        message=f"{error}{_unloaded_kernel(error)}"[:4000],
         traceback="".join(traceback.format_exception(error))[-8000:],
         stage=stages.current,
         knobs=getattr(error, "knobs", []),
@@ -126,7 +136,7 @@ def _failed_measurement(
     where = f"stage {failure.stage}"
     if failure.stage == "train" and outcome in ("oom", "host_oom") and (phase := phase_of(error)):
         where = f"the {phase}"
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first_line = (failure.message.strip().splitlines() or [type(error).__name__])[0]
     return Measurement(
         outcome=outcome,
         reason=f"{failure.type} in {where}: {first_line[:300]}",

@@ -20,6 +20,7 @@ from autotune.facts.stack import StackFacts, canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import SFT
 from autotune.script.protocol import TOKENS, Look
+from autotune.space.attention import is_flash
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import (
@@ -114,7 +115,7 @@ def _may_vary(name: str, look: Look, has: Any) -> bool:
     if name == SAMPLING:
         return look.groups and not look.online and has in ("random", "group_by_length")
     if name == PADDING_FREE:
-        return "flash" in str(look.attention)
+        return is_flash(look.attention)
     return True
 
 

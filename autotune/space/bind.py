@@ -10,6 +10,7 @@ from autotune.errors import Problem, UserError
 from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job, KnobValue
+from autotune.space.attention import attention_rules
 from autotune.space.batch import TRL_ROLLOUT_BATCH, generation_batches, micro_batches, quarters
 from autotune.space.batch_checks import batch_problems
 from autotune.space.definition import (
@@ -131,11 +132,14 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
         "device.nodes": shape.job.devices.nodes,
         "model.sdpa": facts.model.sdpa,
         "model.flash_attention": facts.model.flash_attention,
+        "model.experts": bool(facts.model.expert_parameters),
+        "model.expert_kernels": facts.model.expert_kernels,
         "data.rows": facts.data.rows,
         "data.longest": facts.data.longest,
         "data.sampled": facts.data.sampled,
         **package_facts(facts),
         "stack.fused_head": facts.stack.fused_head,
+        "stack.model_kwargs": facts.stack.model_kwargs,
     }
 
 
@@ -159,7 +163,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     _check_positions(knobs, positions)
     defaults = {knob.name: knob.default for knob in knobs}
     written = (rule.with_defaults(defaults) for rule in definition.rules)
-    rules = (*written, *package_rules(facts))
+    rules = (*written, *attention_rules(job, facts), *package_rules(facts))
     enumeration = Enumeration(knobs, rules, fixed_facts, shape, facts, positions)
     candidates = tuple(enumeration.candidates())
     exclusions = tuple(

@@ -135,4 +135,7 @@ def knob_types(method: str) -> dict[str, str]:
         kinds = {type(value).__name__ for value in knob.choices or ()}
         if knob.place != "config" and kinds:
             types[knob.name] = " | ".join(sorted(kinds))
-    return types | {"lora_target_modules": "str | list[str]"}
+    return types | {
+        "lora_target_modules": "str | list[str]",
+        "lora_target_parameters": "str | list[str] | None",
+    }

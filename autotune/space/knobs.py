@@ -18,6 +18,8 @@ RESPONSE = "response_length"
 SAMPLING = "train_sampling_strategy"
 SEGMENTS = "expandable_segments"
 DTYPE = "dtype"
+MODEL_KWARGS = "model_init_kwargs"
+EXPERT_KERNELS = "experts_implementation"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
@@ -52,8 +54,16 @@ class Knob:
     why: str
     default: KnobValue = None
     choices: tuple[KnobValue, ...] | None = None
-    place: Literal["config", "environment", "batch", "launch"] = "config"
+    place: Literal["config", "environment", "batch", "launch", "model"] = "config"
     only_if: Mapping[str, Any] = field(default_factory=dict)
+
+    def allows(self, value: Any) -> bool:
+        """True if a value may be asked for; a choice that ends with `*` allows what begins so."""
+        if self.choices is None:
+            return True
+        begins = tuple(c[:-1] for c in self.choices if isinstance(c, str) and c.endswith("/*"))
+        known = any(type(value) is type(choice) and value == choice for choice in self.choices)
+        return known or (isinstance(value, str) and value.startswith(begins))
 
 
 @dataclass(frozen=True, kw_only=True)

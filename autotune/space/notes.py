@@ -8,7 +8,7 @@ from autotune.job.job import Job
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import SEGMENTS
 from autotune.space.position_checks import Positions
-from autotune.space.quantization import loading_note, unquantised_note
+from autotune.space.quantization import loading_note, packed_note, unquantised_note
 from autotune.space.vllm.server import division_note
 
 
@@ -22,6 +22,7 @@ def space_notes(
         division_note(shape, facts),
         unquantised_note(shape.job, facts, candidates),
         loading_note(shape.job, facts, candidates),
+        packed_note(facts, candidates),
         _shape_note(facts),
         _segments_note(candidates),
         code_note(shape.job),

@@ -8,6 +8,7 @@ from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import StackFacts
 from autotune.job.job import Job, KnobValue
+from autotune.space.attention import ATTENTION, FLASH, KERNELS, flash_facts, to_install
 from autotune.space.knobs import Candidate, Rule
 
 QUANTISER = "bitsandbytes"
@@ -52,22 +53,14 @@ def _optimizers(name: str, *values: str, traced: bool = False) -> Package:
 
 
 PACKAGES = (
-    # FlashAttention 2 for AMD: its README, "AMD ROCm Support"; transformers asks for `torch.cuda`.
+    # Only what may come from the hub in its place: `space/attention.py` has the whole of it.
     Package(
-        name="flash-attn",
-        knob="attn_implementation",
-        values=("flash_attention_2",),
-        fact="flash_attention_2",
-        makers=("NVIDIA", "AMD"),
-        least_capability=(8, 0),
-    ),
-    Package(
-        name="flash_attn_3",
-        knob="attn_implementation",
-        values=("flash_attention_3",),
-        fact="flash_attention_3",
-        makers=("NVIDIA",),
-        least_capability=(8, 0),
+        name=KERNELS,
+        knob=ATTENTION,
+        values=tuple(flash.value for flash in FLASH),
+        makers=FLASH[0].makers,
+        least_capability=FLASH[0].least,
+        probed=False,
     ),
     # Liger for all three makers: its setup.py, `get_default_dependencies`.
     Package(name="liger-kernel", knob="use_liger_kernel", values=(True,), fact="liger"),
@@ -105,7 +98,7 @@ _NOT_ESTIMATED = "no trace can do without the package {}, which is not installed
 
 def package_facts(facts: Facts) -> Mapping[str, bool]:
     """Return what rules may ask of packages: whether each is there, or taken to be, and runs."""
-    return {
+    return flash_facts(facts) | {
         f"stack.{package.fact}": package.runs(facts.device)
         and (facts.stack.assumed or package.here(facts.stack))
         for package in PACKAGES
@@ -115,6 +108,8 @@ def package_facts(facts: Facts) -> Mapping[str, bool]:
 
 def package_rules(facts: Facts) -> Iterator[Rule]:
     """Yield what is no candidate for a package that no rule of the search space asks for."""
+    if packed := facts.model.dequantized_from:
+        yield from _packed_rules(packed.upper(), facts)
     for package in PACKAGES:
         forbid = {package.knob: list(package.values)}
         if package.fact is not None or not package.probed or package.here(facts.stack):
@@ -125,6 +120,22 @@ def package_rules(facts: Facts) -> Iterator[Rule]:
             yield Rule(forbid=forbid, reason=_NOT_ESTIMATED.format(package.name))
 
 
+def _packed_rules(packed: str, facts: Facts) -> Iterator[Rule]:
+    """Yield what transformers does not do with a checkpoint that is packed (its quantizers/auto.py
+    and quantizer_mxfp4.py)."""
+    yield Rule(
+        forbid={"job.tuning": "qlora"},
+        reason=f"the checkpoint is in {packed}, and transformers quantises none again: take "
+        "`tuning: lora`, or a copy of the model in 16 bits",
+    )
+    if not facts.stack.assumed and KERNELS not in facts.stack.absent:
+        yield Rule(
+            forbid={"device.kind": "cuda"},
+            reason=f"with the package {KERNELS} transformers keeps {packed} packed, and refuses to "
+            f"train it: `pip uninstall {KERNELS}`, or take a copy of the model in 16 bits",
+        )
+
+
 NOT_ESTIMATED = frozenset(_NOT_ESTIMATED.format(package.name) for package in PACKAGES)
 """The reasons for which candidates are left out that could be trained, but not estimated."""
 
@@ -132,8 +143,12 @@ NOT_ESTIMATED = frozenset(_NOT_ESTIMATED.format(package.name) for package in PAC
 def packages_to_install(job: Job, facts: Facts, candidate: Candidate) -> list[str]:
     """Return the packages that a candidate needs where it trains, and that are not here."""
     needed = [
-        package.name for package in PACKAGES if candidate.values.get(package.knob) in package.values
+        package.name
+        for package in PACKAGES
+        if package.name != KERNELS and candidate.values.get(package.knob) in package.values
     ]
     if job.tuning == "qlora":
         needed.append(QUANTISER)
-    return [name for name in dict.fromkeys(needed) if name in facts.stack.absent]
+    attention = to_install(candidate.values.get(ATTENTION), facts)
+    missing = [name for name in dict.fromkeys(needed) if name in facts.stack.absent]
+    return [*([attention] if attention else []), *missing]

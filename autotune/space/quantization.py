@@ -11,6 +11,7 @@ from autotune.facts import Facts
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.space.attention import KERNELS
 from autotune.space.packages import QUANTISER
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, Sharding
 from autotune.units import format_bytes
@@ -102,6 +103,24 @@ def loading_note(job: Job, facts: Facts, candidates: Sequence[Mapping[str, Any]]
     return (
         f"transformers loads a quantised base whole on each device, {format_bytes(base)}, before "
         "FSDP2 or ZeRO-3 divides it: no sharding needs less"
+    )
+
+
+def packed_note(facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what a plan says of a checkpoint that is unpacked: what is downloaded, what the
+    weights take then. MXFP4: 4 bits a weight, and 8 for each 32."""
+    model = facts.model
+    if model.dequantized_from is None:
+        return None
+    packed = sum(model.unquantised.get(name, 0) for name in model.expert_parameters)
+    download = 2 * (model.parameters - packed) + packed * 17 // 32
+    dtype = str(candidates[0].get("dtype", "bfloat16"))
+    return (
+        f"the checkpoint holds its experts in {model.dequantized_from.upper()}, "
+        f"{format_bytes(download)} to download; training unpacks them, so that the weights take "
+        f"{format_bytes(model.parameters * _BYTES.get(dtype, 2))} in {dtype}. "
+        f"On a GPU transformers does so only where the package {KERNELS} is not installed: with it "
+        "they stay packed, and its Trainer refuses to train them"
     )
 
 

@@ -15,7 +15,7 @@ from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
+from autotune.space.knobs import EXPERT_KERNELS, GLOBAL_BATCH, GROUP, MODEL_KWARGS, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.quantization import quantization
 from autotune.space.sharding.deepspeed import deepspeed_of
@@ -39,7 +39,15 @@ DEFAULTS: dict[str, Any] = {
     "report_to": "none",
 }
 LORA_DEFAULTS: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.05}
-NOT_IN_THE_CONFIG = {"expandable_segments", GLOBAL_BATCH, *KNOBS}
+ALL_LINEAR, EXPERTS = "all-linear", "experts"
+"""Words of `lora_target_modules` and `lora_target_parameters`."""
+TARGET_PARAMETERS = "lora_target_parameters"
+GROUPED = "grouped_mm"
+"""How transformers computes experts unless it is told otherwise."""
+NOT_IN_THE_CONFIG = {
+    *("expandable_segments", GLOBAL_BATCH, EXPERT_KERNELS, TARGET_PARAMETERS),
+    *KNOBS,
+}
 """Knobs of the environment or the launch, and the batch, which follows from micro-batches."""
 
 
@@ -114,6 +122,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         **_precision(job, facts),
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
+        **_model_kwargs(job, candidate),
     }
     rate = scaling(job, candidate)
     if rate is not None and rate.applied:
@@ -126,7 +135,10 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
         config = {**adapters, **config, "use_peft": True}
         config["lora_target_modules"] = _target_modules(candidate, facts)
-        if facts.model.active_parameters and config["lora_target_modules"] == ["all-linear"]:
+        if parameters := _target_parameters(candidate, facts):
+            config["lora_target_parameters"] = parameters
+        everything = facts.model.active_parameters and config["lora_target_modules"] == [ALL_LINEAR]
+        if parameters or everything:
             # peft adapts the experts of most mixtures as parameters, and refuses dropout there.
             config["lora_dropout"] = job.training.get("lora_dropout", 0.0)
     config |= quantization(job, config, sharding)
@@ -183,10 +195,24 @@ def _precision(job: Job, facts: Facts) -> dict[str, bool]:
 
 
 def _target_modules(candidate: Candidate, facts: Facts) -> list[str]:
-    value: Any = candidate.values.get("lora_target_modules", "all-linear")
+    value: Any = candidate.values.get("lora_target_modules", ALL_LINEAR)
     if value == "attention":
         return list(facts.model.attention_modules)
     return [value] if isinstance(value, str) else list(value)
+
+
+def _target_parameters(candidate: Candidate, facts: Facts) -> list[str]:
+    value: Any = candidate.values.get(TARGET_PARAMETERS)
+    if value == EXPERTS:
+        return list(facts.model.expert_parameters)
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def _model_kwargs(job: Job, candidate: Candidate) -> dict[str, Any]:
+    """Return the field of what only `from_pretrained` takes; none where it is the default."""
+    given: Any = job.training.get(MODEL_KWARGS) or {}
+    experts = candidate.values.get(EXPERT_KERNELS, GROUPED)
+    return {MODEL_KWARGS: {**given, EXPERT_KERNELS: experts}} if experts != GROUPED else {}
 
 
 def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[str, str]:
@@ -252,6 +278,9 @@ def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
         return "float32", "without mixed precision the type of the weights is that of the products"
     if stored not in _HALVES.values():
         return "float32", "the checkpoint is in float32, or says no type"
+    if facts.model.dequantized_from:
+        kind = facts.model.dequantized_from.upper()
+        return _HALVES[precision], f"as which its weights in {kind} are unpacked"
     if stored != _HALVES[precision]:
         return _HALVES[precision], f"in which the device computes (its checkpoint is in {stored})"
     return stored, "as its checkpoint has it"

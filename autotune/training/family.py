@@ -26,6 +26,7 @@ from trl import (
 
 from autotune.facts.model import model_class, model_config
 from autotune.job.methods import METHODS
+from autotune.space.knobs import EXPERT_KERNELS
 from autotune.space.sharding.sharding import FSDP
 from autotune.training.batch_plan import Batching
 from autotune.training.patching import require
@@ -189,6 +190,9 @@ class Family:
             **_revision(spec, model.model_revision),
         )
 
+        if experts := (training.model_init_kwargs or {}).get(EXPERT_KERNELS):
+            config._experts_implementation = experts
+
         def submodel(place: str) -> Any:
             return from_config(config, spec.model_path, self.method, model, place)
 
@@ -220,6 +224,7 @@ def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
         "trust_remote_code": training.trust_remote_code,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
+        **(training.model_init_kwargs or {}),
     }
 
 

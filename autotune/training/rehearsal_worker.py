@@ -156,6 +156,8 @@ def _make_weights(request: RehearsalRequest, method: str) -> None:
     from autotune.facts.model import model_class, model_config
 
     config = model_config(request.make_weights, method)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # random weights are packed in no way
     if request.environment:
         os.environ.update(request.environment)  # read when CUDA starts, which it has not yet
         with contextlib.suppress(RuntimeError), torch.device("cuda"):  # no room, or no use of it

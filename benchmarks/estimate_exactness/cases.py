@@ -40,6 +40,13 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     name: {"optim": name} for name in ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 }
 """Where that package is installed; no factor of the choice (`bitsandbytes.py`)."""
+OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "lora-experts-8": {
+        **{"lora_r": 8, "lora_dropout": 0.0},
+        "lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    }
+}
+"""Beside the linear layers of attention; for mixtures alone, and no factor of the choice."""
 BASES: dict[str, dict[str, Any]] = {
     "": {},
     "4-bit nested": {
@@ -102,6 +109,7 @@ class Case:
     shape: str = "2 uneven"
     labelled: float = 1.0
     base: str = ""
+    experts: str = ""
 
     @property
     def name(self) -> str:
@@ -112,6 +120,7 @@ class Case:
             f"{training}{self.model} {self.method} {self.dtype}{'+bf16' if self.bf16 else ''} "
             f"checkpointing-{self.checkpointing} {self.loss} {self.optimizer} {self.attention} "
             f"{self.layout} {self.shape} labelled-{self.labelled:g}"
+            f"{' ' if self.experts else ''}{self.experts}"
         )
 
     def plain(self) -> dict[str, Any]:
@@ -136,6 +145,8 @@ class Case:
         }
         if self.training == "sft":
             config["loss_type"] = self.loss
+        if self.experts:
+            config["model_init_kwargs"] = {"experts_implementation": self.experts}
         if self.checkpointing != "off":
             reentrant = self.checkpointing == "reentrant"
             config["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
@@ -147,7 +158,7 @@ class Case:
             config |= {"use_peft": True, "lora_target_modules": modules}
             if self.training == "reward":
                 config["lora_task_type"] = "SEQ_CLS"
-        return {**config, **METHODS[self.method]}
+        return {**config, **{**METHODS, **OF_EXPERTS}[self.method]}
 
     def request(self, model_path: Path) -> TraceRequest:
         """The trace, and the real run, of this combination."""

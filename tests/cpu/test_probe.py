@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.facts.stack import absent
 from autotune.process.child_server import ChildServer
 from autotune.process.messages import ChildFolder
 from autotune.process.progress import ProgressReader
@@ -89,6 +90,7 @@ def test_what_the_stack_refuses_is_unsupported_with_its_reason(bench: Bench) -> 
     m = bench.probe("flash", attn_implementation="flash_attention_2")
     assert m.outcome == "unsupported", m.reason
     assert m.failure and "lash" in m.failure["message"]
+    assert ("no network?" in m.reason) == ("kernels" not in absent())
 
 
 def test_a_model_whose_rows_leak_into_each_other_may_not_go_padding_free(

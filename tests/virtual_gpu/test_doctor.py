@@ -33,7 +33,7 @@ def test_torch_computes_on_each_gpu_and_the_driver_is_told(virtual_gpu: Any) -> 
     assert found["torch and CUDA"][0][0] == "ok"
     assert "is built for CUDA" in found["torch and CUDA"][0][1]
     assert found["other processes"] == [("ok", "no other process uses the GPUs")]
-    assert any("flash-attn is not installed" in words for _, words in found["packages"])
+    assert any("kernels is not installed" in words for _, words in found["packages"])
 
 
 def test_a_gpu_that_others_use_is_left_alone_and_the_other_is_computed_on(virtual_gpu: Any) -> None:

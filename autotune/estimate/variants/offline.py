@@ -28,6 +28,7 @@ from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.estimate.variants.traces import Traces, without_collector
 from autotune.facts.stack import fused_head
 from autotune.job.methods import METHODS
+from autotune.space.attention import is_flash
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 """Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
@@ -51,8 +52,8 @@ class OfflineEstimates(Retracing):
         self._chunking = chunking_of(request)
         self._worsts = [self._data.worst(point) for point in request.points]
         self._flat = self._worsts[0].flat
-        kernels = str(request.config.get("attn_implementation"))
-        eager, self._flash = kernels == "eager", kernels.startswith("flash")
+        kernel = request.config.get("attn_implementation")
+        eager, self._flash = kernel == "eager", is_flash(kernel)
         # The kernels of sdpa differ with and without a mask; eager attention always has one.
         self._uneven = not self._flat and not eager and any(map(self._data.padded, request.points))
         self.traces = Traces(request)

@@ -215,7 +215,7 @@ class Reading:
             self.carry(field, f"fixed.{name}", value)
         elif self._is_searched(name, value, knob) and not self.as_is:
             self.search(field, name)
-        elif knob.choices and value not in knob.choices:
+        elif not knob.allows(value):
             self.leave(field, SPEED, f"`{as_yaml(value)}` is not a value that is planned for")
         else:
             self.carry(field, f"fixed.{name}", value)

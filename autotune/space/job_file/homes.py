@@ -52,6 +52,7 @@ _OTHER_VALUES: dict[tuple[str, Any], Any] = {
     ("attn_implementation", True): "flash_attention_2",
     **{("attn_implementation", name): "flash_attention_2" for name in (True, 2, "fa2")},
     **{("attn_implementation", name): "flash_attention_3" for name in (3, "fa3")},
+    **{("attn_implementation", name): "flash_attention_4" for name in (4, "fa4")},
     ("dtype", "bf16"): "bfloat16",
     ("dtype", "fp16"): "float16",
     ("dtype", "fp32"): "float32",

@@ -77,7 +77,7 @@ def _wrong_choice(
     knob: Knob, value: Any, types: Mapping[str, str]
 ) -> tuple[str, str | None] | None:
     if knob.choices is not None:
-        if any(type(value) is type(c) and value == c for c in knob.choices):
+        if knob.allows(value):
             return None
         choices = ", ".join(dict.fromkeys(f"`{as_yaml(c)}`" for c in knob.choices))
         return f"`{knob.name}` cannot be `{as_yaml(value)}`", f"choose from {choices}"

@@ -225,9 +225,10 @@ def test_packages_that_would_help_are_those_that_run_on_the_gpu():
         return [finding.found.partition(" ")[0] for finding in found]
 
     everything = list(OPTIONAL)
-    assert named(everything) == ["flash-attn", "liger-kernel", "bitsandbytes"]
+    assert named(everything) == ["kernels", "liger-kernel", "bitsandbytes"]
     assert named(everything, capability=(7, 5)) == ["liger-kernel", "bitsandbytes"]
-    assert named(["flash-attn"]) == ["flash-attn"]
+    assert named(["flash-attn", "kernels"]) == ["kernels"]
+    assert named(["kernels"]) == []  # the wheel is there
     assert not list(checks.check_helpful(everything, None))
 
 

@@ -112,3 +112,13 @@ def test_the_fields_of_ppo_that_are_kept_here_are_those_of_its_last_version():
     assert {name: ast.unparse(value) for name, value in ours.items()} == {
         name: ast.unparse(value) for name, value in told.items()
     }
+
+
+def test_which_kernels_transformers_takes_from_the_hub_is_in_its_source(monkeypatch):
+    assert stack.hub_attention() == tuple(f"flash_attention_{number}" for number in (2, 3, 4))
+    least, most = stack.kernels_range().split(",")
+    assert least.startswith(">=") and most.startswith("<")
+    monkeypatch.setattr(stack, "module_found", lambda _: True)
+    for found, taken in ((least[2:], True), (most[1:], False), ("0.1.0", False), (None, False)):
+        monkeypatch.setattr(stack, "version", lambda _, found=found: found)
+        assert ("kernels" not in stack.absent()) == taken

@@ -144,6 +144,7 @@ def test_reward_functions_by_import_path_are_refused(served: Served, name: str) 
 @pytest.mark.parametrize("section", ["fixed", "recipe"])
 def test_knobs_name_no_place(served: Served, section: str) -> None:
     values: list[tuple[str, Any]] = [("optim", "/etc"), ("optim", "a/b"), ("optim", {"a": 1})]
+    values.append(("attn_implementation", "kernels-community/flash-attn2"))  # code of a hub
     for name, value in values:
         given = [value] if section == "recipe" else value
         assert f"{section}.{name}" in served.refusals({**JOB, section: {name: given}})

@@ -7,6 +7,7 @@ from math import prod
 import pytest
 
 from autotune.errors import UserError
+from autotune.space.attention import attention_rules
 from autotune.space.bind import bind, space_facts
 from autotune.space.definition import load_definition
 from autotune.space.job_shape import JobShape
@@ -90,7 +91,7 @@ def every_combination(job, facts):
 
 def test_the_candidates_are_the_product_less_what_rules_forbid(case):
     job, facts = case
-    rules = shipped().rules
+    rules = (*shipped().rules, *attention_rules(job, facts))
     machine_facts = space_facts(JobShape.of(job), facts)
     expected = []
     for values in every_combination(job, facts):

@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import UserError
+from autotune.estimate.variant import traced_config
 from autotune.plan.device import device_facts
 from autotune.plan.narrowing import narrowed
+from autotune.space.attention import is_downloaded
 from autotune.space.bind import bind
 from autotune.space.packages import NOT_ESTIMATED, packages_to_install
 from tests.unit.builders import make_candidate, make_facts, make_job, make_space, shipped
 
 FLASH = {"attn_implementation": "flash_attention_2"}
+FLASHES = tuple(f"flash_attention_{number}" for number in (2, 3, 4))
 HERE = make_facts("cuda")
 ELSEWHERE = replace(HERE, stack=replace(HERE.stack, assumed=True))
 
@@ -22,7 +25,7 @@ def kernels(space):
 
 def test_elsewhere_every_package_is_taken_to_be_there_asked_for_or_not():
     space = make_space(make_job(), ELSEWHERE)
-    assert kernels(space) == {"sdpa", "flash_attention_2", "flash_attention_3", "eager"}
+    assert kernels(space) == {"sdpa", *FLASHES, "eager"}
     assert {candidate["use_liger_kernel"] for candidate in space.candidates} == {False, True}
 
 
@@ -97,3 +100,68 @@ def test_packages_that_do_not_exist_for_a_maker_are_not_assumed(maker, left):
     device = replace(ELSEWHERE.device, maker=maker, capability=None)
     space = make_space(make_job(), replace(ELSEWHERE, device=device))
     assert kernels(space) == {"sdpa", "eager"} | left
+
+
+SERVED = replace(HERE.stack, hub_attention=FLASHES, kernels_range=">=0.18.2,<0.19.0")
+WITHOUT_KERNELS = tuple(name for name in SERVED.absent if name != "kernels")
+
+
+def test_kernels_of_the_hub_take_the_place_of_packages_that_are_compiled():
+    elsewhere = replace(HERE, stack=replace(SERVED, assumed=True))
+    for kernel in FLASHES:
+        chosen = make_candidate(attn_implementation=kernel)
+        assert packages_to_install(make_job(), elsewhere, chosen) == ["kernels>=0.18.2,<0.19.0"]
+        assert is_downloaded(kernel, elsewhere)
+    here = replace(HERE, stack=replace(SERVED, absent=WITHOUT_KERNELS))
+    assert kernels(make_space(make_job(), here)) == {"sdpa", *FLASHES, "eager"}
+    with pytest.raises(UserError, match=r"\(package kernels or flash-attn\) is not installed"):
+        make_space(make_job(fixed=FLASH), replace(HERE, stack=SERVED))
+    wheel = tuple(name for name in SERVED.absent if name != "flash-attn")
+    with_wheel = replace(HERE, stack=replace(SERVED, absent=wheel))
+    assert kernels(make_space(make_job(), with_wheel)) == {"sdpa", "flash_attention_2", "eager"}
+    assert not is_downloaded("flash_attention_2", with_wheel)
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"), [((8, 0), "23"), ((9, 0), "234"), ((10, 0), "24"), ((12, 0), "24")]
+)
+def test_each_flash_attention_runs_where_its_kernels_do(capability, runs):
+    device = replace(HERE.device, capability=capability)
+    facts = replace(HERE, device=device, stack=replace(SERVED, assumed=True))
+    found = {str(kernel)[-1] for kernel in kernels(make_space(make_job(), facts)) if "_" in kernel}
+    assert found == set(runs)
+
+
+def test_a_kernel_of_the_hub_is_passed_on_and_traced_as_what_its_name_tells():
+    name = "kernels-community/flash-attn3@v1"
+    facts = replace(HERE, stack=replace(SERVED, absent=WITHOUT_KERNELS))
+    space = make_space(make_job(fixed={"attn_implementation": name}), facts)
+    config = space.settings(space.candidates[0]).config
+    assert config["attn_implementation"] == name
+    traced = traced_config(config)
+    assert traced.config["attn_implementation"] == "flash_attention_3"
+    assert traced.replaced == ("attn_implementation",)
+    knob = shipped().knob("attn_implementation")
+    assert knob.allows(name) and not knob.allows("someone/attention")
+    with pytest.raises(UserError, match="runs on GPUs only"):
+        make_space(make_job(fixed={"attn_implementation": name}), make_facts())
+
+
+def test_an_architecture_with_sinks_has_the_kernels_that_compute_them():
+    lists = ("kernels-community/vllm-flash-attn3", "flash_attention_4")
+    model = replace(HERE.model, sdpa=False, flash_kernels=lists)
+    facts = replace(HERE, model=model, stack=replace(SERVED, assumed=True))
+    assert kernels(make_space(make_job(), facts)) == {
+        "flash_attention_3",
+        "flash_attention_4",
+        "eager",
+    }
+    third = make_candidate(attn_implementation="flash_attention_3")
+    assert packages_to_install(make_job(), facts, third) == ["kernels>=0.18.2,<0.19.0"]
+    packed = replace(facts, model=replace(model, dequantized_from="mxfp4"))
+    assert kernels(make_space(make_job(), packed)) == {"flash_attention_4", "eager"}
+    fourth = make_candidate(attn_implementation="flash_attention_4")
+    assert packages_to_install(make_job(), packed, fourth) == ["flash-attn-4"]
+    there = replace(packed, stack=replace(SERVED, absent=WITHOUT_KERNELS))
+    with pytest.raises(UserError, match="pip uninstall kernels"):
+        make_space(make_job(), there)

@@ -4,8 +4,9 @@ torch has the same kernels (aten/src/ATen/native/transformers/cuda/flash_attn is
 of one length, or laid one behind the other with their starts. They keep queries, keys, values, the
 output and a float32 log of the softmax's sums; what the backward pass takes inside is in
 `cuda.py`. Around them runs transformers' own code, which takes padding out and puts it back.
-Known error: FlashAttention 3 is taken to allocate what 2 does; of grouped heads its backward pass
-adds keys' and values' gradients up in float32.
+Known error: FlashAttention 3 and 4 are taken to allocate what 2 does; of grouped heads their
+backward passes add keys' and values' gradients up in float32, and 4 keeps two logs of sums more. A
+sink of attention (gpt-oss) gets no gradient: one number a head.
 Runs in a child only.
 """
 
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 
 from autotune.training.patching import replaced, require
 
-IMPLEMENTATIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
+IMPLEMENTATIONS = {f"flash_attention_{number}": number for number in (2, 3, 4)}
 """What `attn_implementation` calls them, and transformers' number of each."""
 _UTILS = "transformers.modeling_flash_attention_utils"
 _MULTIPLE = 8
@@ -28,9 +29,9 @@ _MULTIPLE = 8
 
 @contextlib.contextmanager
 def flash_attention_installed(implementation: Any) -> Iterator[None]:
-    """Let transformers find the package of this implementation, if it is one of these."""
-    number = IMPLEMENTATIONS.get(implementation)
-    if number is None:
+    """Let transformers find the package of this implementation, if it is one of these; what a model
+    takes in its place, too, which the hub gives."""
+    if implementation not in IMPLEMENTATIONS:
         yield
         return
     utils = importlib.import_module(_UTILS)
@@ -44,11 +45,13 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
     }
     unpad = utils._unpad_input
 
-    def functions(*_: Any, **__: Any) -> Any:
+    def functions(name: Any, *_: Any, **__: Any) -> Any:
+        if "/" in str(name):
+            _register(name)
         return _rows, _rows_end_to_end, None, _pad, unpad
 
-    package = packages[number]
-    packages[number] = {**package, **checks}
+    real = dict(packages)
+    packages.update({number: {**package, **checks} for number, package in real.items()})
     try:
         with (
             replaced(utils, "_lazy_imports", functions),
@@ -56,7 +59,17 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
         ):
             yield
     finally:
-        packages[number] = package
+        packages.update(real)
+
+
+def _register(name: str) -> None:
+    """Do what transformers' `load_and_register_attn_kernel` does with a kernel of the hub."""
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(name, flash_attention_forward)
+    MASKS.register(name, MASKS["flash_attention_2"])
 
 
 def _rows(
@@ -69,6 +82,7 @@ def _rows(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     deterministic: bool = False,
+    s_aux: Any = None,
 ) -> Any:
     """Stand for `flash_attn_func`: rows of one length, as (rows, length, heads, size)."""
     return _kernel((q, k, v), (None, None, q.shape[1], k.shape[1]), dropout_p, causal)
@@ -88,6 +102,7 @@ def _rows_end_to_end(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     deterministic: bool = False,
+    s_aux: Any = None,
 ) -> Any:
     """Stand for `flash_attn_varlen_func`: rows one behind the other, as (tokens, heads, size)."""
     longest = int(max_seqlen_q), int(max_seqlen_k)
