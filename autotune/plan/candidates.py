@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from autotune.estimate.estimate import Estimate, estimated, prior_residual
 from autotune.estimate.formula.closed_form import Dimensions, closed_form
+from autotune.estimate.formula.devices import with_loading
+from autotune.estimate.formula.loading import on_device
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import Ceilings
@@ -20,6 +22,7 @@ from autotune.plan.exchange import (
     without_cost,
 )
 from autotune.plan.host_memory import with_host
+from autotune.plan.loading import loaded_models
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, OPTIMIZER_OFFLOAD
@@ -112,7 +115,9 @@ def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
         return by_formula(settings, residual, limit, reply.problem)
     adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)
     layers = settings.facts.model.layers or 1
-    estimate = estimated(reply.points[member.place], adjusted, residual, limit, layers)
+    loaded = on_device(loaded_models(settings), settings.sharding, device.kind)
+    point = with_loading(reply.points[member.place], loaded, limit)
+    estimate = estimated(point, adjusted, residual, limit, layers)
     if reply.engine_problem is None:
         return estimate
     reason = reply.engine_problem.partition(":")[0]

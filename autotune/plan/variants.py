@@ -21,7 +21,6 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
 from autotune.space.knobs import Candidate
-from autotune.space.quantization import loaded_bytes
 from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
@@ -172,7 +171,6 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
         sharding=sharding.plain(),
         deepspeed=first.settings.deepspeed,
         hidden=facts.model.hidden_size or 4096,
-        loaded_bytes=loaded_bytes(facts.model, first.settings.config, sharding),
     )
     members = (
         Member(settings=member.settings, replaced=member.config.replaced, place=place)
