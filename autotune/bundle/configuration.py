@@ -17,6 +17,7 @@ from autotune.space.sharding.sharding import (
     NONE,
     Sharding,
     fsdp_fields,
+    parallelism_fields,
 )
 from autotune.space.trl_config import without_none
 
@@ -93,6 +94,8 @@ def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -
         values["deepspeed_config"] = _deepspeed(sharding)
     if kind == FSDP:
         values["fsdp_config"] = fsdp_fields(sharding)
+    if fields := parallelism_fields(sharding):
+        values["parallelism_config"] = fields
     return "# Written by autotune.\n" + yaml.safe_dump(values, sort_keys=True)
 
 

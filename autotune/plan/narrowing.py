@@ -80,7 +80,7 @@ def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
         ):
             return True
         chosen = space.settings(candidate)
-        rows = candidate.global_batch * chosen.processes
+        rows = candidate.global_batch * chosen.replicas
         return passes(chosen.config, rows, space.facts.data.rows) < 1
 
     candidates = tuple(filter(is_preferred, space.candidates))

@@ -246,7 +246,7 @@ class StepMeter(TrainerCallback):
             self._plan.sample,
             self._accumulation,
             self._preparation,
-            self._ranks.processes,
+            self._ranks.sharding.replicas,
         )
         self._progress.tell(
             "estimate",

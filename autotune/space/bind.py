@@ -46,6 +46,7 @@ from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import divides_base
 from autotune.space.sharding.deepspeed import default_size
+from autotune.space.sharding.sharding import CP_SIZE, SP_SIZE
 from autotune.space.trl_config import SettingsOfJob, resolve_dtype, resolve_precision
 from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm.server import searched_sizes, server_share
@@ -122,6 +123,8 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
     """Return the facts that rules may ask for, by name."""
     return {
         "job.tuning": shape.job.tuning,
+        "job.method": shape.job.method,
+        "job.shares_rows": any(shape.pinned_or_listed(name) for name in (CP_SIZE, SP_SIZE)),
         "job.precision": resolve_precision(shape.job, facts.device)[0],
         "job.spreads": shape.may_be_sharded,
         "job.divides_base": divides_base(shape.job),

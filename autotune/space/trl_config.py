@@ -66,6 +66,11 @@ class Settings:
         return self.sharding.num_processes
 
     @property
+    def replicas(self) -> int:
+        """Number of groups of processes that have rows of their own."""
+        return self.sharding.replicas
+
+    @property
     def deepspeed(self) -> dict[str, Any] | None:
         """DeepSpeed's configuration; None where DeepSpeed does not train the candidate."""
         return deepspeed_of(self.sharding, self.config, self.facts)
@@ -131,6 +136,9 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
             config["lora_dropout"] = job.training.get("lora_dropout", 0.0)
     config |= quantization(job, config, sharding)
     config |= vllm_fields(job, config, facts)
+    if (parts := sharding.row_parts) > 1:
+        # Each process gets one of so many equal parts of a row; of context parallelism two.
+        config.setdefault("pad_to_multiple_of", 2 * parts if sharding.cp_size > 1 else parts)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None
