@@ -13,11 +13,11 @@ from autotune.job.job import Job, KnobValue
 from autotune.probe.throughput import passes
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import SAMPLING, Candidate, Knob
+from autotune.space.knobs import COMPILES, SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
 from autotune.space.sharding.sharding import sharding_of
 
-SAME_ESTIMATES = ("dataloader_num_workers",)
+SAME_ESTIMATES = ("dataloader_num_workers", COMPILES)
 """Knobs that change no estimate."""
 ATTENTION, LIGER, PADDING_FREE = "attn_implementation", "use_liger_kernel", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"

@@ -18,6 +18,7 @@ RESPONSE = "response_length"
 SAMPLING = "train_sampling_strategy"
 SEGMENTS = "expandable_segments"
 DTYPE = "dtype"
+COMPILES = "torch_compile"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
@@ -31,7 +32,7 @@ FLAG_WORDS: Mapping[str, str] = {
     "use_liger_kernel": "Liger kernels",
     "activation_offloading": "activation offloading",
     SEGMENTS: "expandable segments",
-    "torch_compile": "torch.compile",
+    COMPILES: "torch.compile",
 }
 """What a person calls a knob that is on."""
 DEFAULT = "the default"

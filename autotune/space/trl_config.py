@@ -15,7 +15,7 @@ from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.space.knobs import GLOBAL_BATCH, GROUP, Candidate
+from autotune.space.knobs import COMPILES, GLOBAL_BATCH, GROUP, Candidate
 from autotune.space.learning_rate import scaling
 from autotune.space.quantization import quantization
 from autotune.space.sharding.deepspeed import deepspeed_of
@@ -203,6 +203,8 @@ def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[
     if facts.device.kind == "cpu" and sharding.distributed_type == DEEPSPEED:
         # Without `use_cpu` a GPU that is here would be taken.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    if candidate.values.get(COMPILES):
+        variables["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
     if candidate.values.get("expandable_segments"):
         variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return variables
