@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from autotune.estimate.formula.loading import Loaded, on_device, on_host
 from autotune.facts.model import survey_model
@@ -31,6 +33,11 @@ MIXTURE = {
 CONFIGS: dict[str, tuple[str, dict[str, int]]] = {
     "dense": ("LlamaConfig", DENSE),
     "mixture": ("Qwen3MoeConfig", MIXTURE),
+}
+PACKED = {
+    **{"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000},
+    **{"num_local_experts": 8, "num_experts_per_tok": 2},
 }
 ALONE, MIB = Sharding(), 2**20
 
@@ -116,7 +123,6 @@ def test_each_rank_of_fsdp_makes_a_whole_model_of_another_type(models: Path, sto
     assert expected * 0.98 <= took < 1.03 * expected + 12 * MIB
 
 
-@pytest.mark.usefixtures("deepspeed_compiled")
 def test_a_rank_of_zero_3_holds_its_part_and_twice_the_largest_weight(models: Path) -> None:
     folder = models / "dense-bfloat16"
     sharding = of_ranks(distributed_type="DEEPSPEED", zero_stage=3)
@@ -124,3 +130,27 @@ def test_a_rank_of_zero_3_holds_its_part_and_twice_the_largest_weight(models: Pa
     for took in grown(folder, engine="DEEPSPEED"):
         print(took / expected)
         assert expected * 0.98 < took < 1.03 * expected + 4 * MIB
+
+
+def test_experts_in_mxfp4_are_unpacked_beside_what_becomes_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**PACKED)).bfloat16()
+    model.save_pretrained(folder)
+    facts = loaded(folder)
+    weights = load_file(folder / "model.safetensors")
+    experts = [n for n in weights if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    sizes = [weights.pop(name) for name in experts]
+    for name, weight in zip(experts, sizes, strict=True):
+        count, inputs, outputs = weight.shape
+        shape = (count, outputs, inputs // 32)
+        weights[f"{name}_blocks"] = torch.randint(0, 255, (*shape, 16), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.full(shape, 120, dtype=torch.uint8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    mapped = 2 * (facts.parameters - sum(weight.numel() for weight in sizes))
+    expected = on_device(replace(facts, unpacked=True), ALONE, "cpu") - mapped
+    (took,) = grown(folder)
+    print(took / expected)
+    assert expected * 0.97 < took < 1.03 * expected + 4 * MIB

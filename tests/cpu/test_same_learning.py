@@ -8,6 +8,7 @@ import pytest
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from tests.cpu.conftest import Bench
+from tests.guards import some_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "4x2": {"per_device_train_batch_size": 4},
@@ -19,7 +20,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "padding-free": {"padding_free": True},
     "padding-free-eager": {"padding_free": True, "attn_implementation": "eager"},
     "foreach": {"optim": "adamw_torch"},
+    "compiled": {"torch_compile": True},
 }
+SLOW = {"compiled"}
 
 
 def one_step(bench: Bench, name: str, **knobs: Any) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def reference(bench: Bench) -> dict[str, Any]:
     return one_step(bench, "reference")
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", some_of(tuple(VARIANTS), VARIANTS.keys() - SLOW, "exactness"))
 def test_a_speed_knob_leaves_the_step_as_it_is(
     bench: Bench, reference: dict[str, Any], name: str
 ) -> None:
