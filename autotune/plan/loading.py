@@ -12,7 +12,7 @@ def loaded_models(settings: Settings) -> Loaded:
     """Return the models of a candidate as they are loaded."""
     job, config, model = settings.job, settings.config, settings.facts.model
     width, hidden = 4 if is_wide(config) else 2, model.hidden_size or 0
-    stored = {"float32": 4, None: None}.get(model.dtype, 2)
+    dtype = str(config.get("dtype", "float32"))
     base = base_bytes(model, config)
     mixed = bool(config.get("bf16") or config.get("fp16")) and base is None
     upcast = mixed and width == 2 and settings.sharding.distributed_type == FSDP
@@ -20,7 +20,7 @@ def loaded_models(settings: Settings) -> Loaded:
         parameters=model.parameters,
         models=1 + has_reference(job, config) + 2 * METHODS[job.method].value_model,
         width=width,
-        converted=stored != width,
+        converted=dtype not in (model.dtype, "auto"),  # where nothing says it, too
         held_bytes=width * model.parameters if base is None else base,
         largest=model.largest_weight or 0,
         embedding=hidden * (model.vocab_size or 0),
