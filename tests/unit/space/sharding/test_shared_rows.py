@@ -49,6 +49,7 @@ def test_the_batch_stays_and_each_group_has_its_part(knob, engine):
     assert chosen.config["pad_to_multiple_of"] == (8 if knob == "cp_size" else 4)
     assert engine_name(chosen.sharding).endswith(f", {knob} 4")
     assert "cp_size" not in space()[1].candidates[0].values
+    assert any("weigh alike" in note for note in bound.notes) == (knob == "sp_size")
 
 
 def test_what_the_stack_refuses_is_refused_with_its_reason():
