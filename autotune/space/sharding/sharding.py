@@ -18,7 +18,7 @@ ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory
 """Fields of DeepSpeed's own file."""
 SHARDING_KNOBS = (DISTRIBUTED_TYPE, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
 """Knobs that say what is divided, and where it is kept."""
-CP_SIZE, SP_SIZE = "cp_size", "sp_size"
+CP_SIZE, SP_SIZE, SP_ATTENTION = "cp_size", "sp_size", "sp_attn_implementation"
 """Processes that share the tokens of each row: by context parallelism (FSDP2), or by Ulysses'
 sequence parallelism (DeepSpeed)."""
 KNOBS = (NUM_PROCESSES, *SHARDING_KNOBS, *ZERO_FIELDS, CP_SIZE, SP_SIZE)
@@ -46,6 +46,7 @@ class Sharding:
         stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
         pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
         cp_size, sp_size: of accelerate's `parallelism_config`: how many processes share a row.
+        sp_attn_implementation: its kernel of attention, which has to be the model's.
     """
 
     distributed_type: str = NONE
@@ -61,6 +62,7 @@ class Sharding:
     pin_memory: bool | None = None
     cp_size: int = 1
     sp_size: int = 1
+    sp_attn_implementation: str = "sdpa"
 
     @property
     def row_parts(self) -> int:
@@ -96,6 +98,8 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     """
     names = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(DISTRIBUTED_TYPE) == DEEPSPEED]
     fields = {name: values[name] for name in names if values.get(name) is not None}
+    if fields.get(SP_SIZE, 1) > 1:
+        fields[SP_ATTENTION] = values.get("attn_implementation") or "sdpa"
     sharding = Sharding(**{NUM_PROCESSES: devices, **fields})
     return sharding if sharding.in_group else Sharding()
 
@@ -179,16 +183,15 @@ def fsdp_environment(sharding: Sharding, **environment: Any) -> dict[str, str]:
     return {"ACCELERATE_USE_FSDP": "true", **texts}
 
 
-def parallelism_fields(sharding: Sharding) -> dict[str, int]:
+def parallelism_fields(sharding: Sharding) -> dict[str, int | str]:
     """Return the fields of accelerate's `parallelism_config`; none where each process has whole
     rows."""
     if sharding.row_parts == 1:
         return {}
-    fields = {"dp_shard_size": sharding.replicas, CP_SIZE: sharding.cp_size}
-    named = {f"parallelism_config_{name}": value for name, value in fields.items()}
+    fields: dict[str, int | str] = {"dp_shard_size": sharding.replicas, CP_SIZE: sharding.cp_size}
     if sharding.sp_size > 1:
-        named["parallelism_config_sp_size"] = sharding.sp_size
-    return named
+        fields |= {SP_SIZE: sharding.sp_size, SP_ATTENTION: sharding.sp_attn_implementation}
+    return {f"parallelism_config_{name}": value for name, value in fields.items()}
 
 
 def parallelism_environment(sharding: Sharding) -> dict[str, str]:
