@@ -51,7 +51,7 @@ def trained(model: Path, **sharding: Any) -> dict[str, Any]:
 def test_two_ranks_that_share_rows_learn_as_one_process(model: Path, stage: int) -> None:
     alone, shared = trained(model), trained(model, **SHARED, zero_stage=stage)
     assert shared["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-    assert shared["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
+    assert shared["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-3)
     assert alone["lengths"] == [64] * 6 and shared["lengths"] == [32] * 6
 
 
