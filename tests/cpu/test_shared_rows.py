@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 
+from autotune.process.child_server import ChildServer
+from tests.cpu.conftest import LLAMA, open_bench
 from tests.cpu.stand_ins import give_tokenizer
-from tests.cpu.test_ranks import probe, two
+from tests.cpu.test_ranks import probe
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
-__all__ = ["two"]
 SHARED = {"distributed_type": "DEEPSPEED", "sp_size": 2}
 
 
@@ -67,7 +68,11 @@ def test_context_parallelism_does_not_run_on_cpus(model: Path) -> None:
         trained(model, distributed_type="FSDP", cp_size=2)
 
 
-def test_a_probe_of_shared_rows_trains(two: Any) -> None:
-    measured = probe(two, "shared rows", **SHARED, zero_stage=3)
+def test_a_probe_of_shared_rows_trains(server: ChildServer, tmp_path: Path) -> None:
+    """Of rows of one length: gloo gathers no others."""
+    lengths = "dataset={lengths: {max: 32, rows: 64}}"
+    sets = [lengths, "devices.kind=cpu", "devices.count=2", "max_length=32", "weights=random"]
+    bench = open_bench(tmp_path, server, LLAMA, sets)
+    measured = probe(bench, "shared rows", **SHARED, zero_stage=3)
     assert measured.outcome == "ok", (measured.reason, measured.failure)
     assert measured.engine == "ZeRO-3, sp_size 2"
