@@ -9,7 +9,7 @@ processes, and the kernel can take it back: it does not count.
 
 Beside what stays there is what makes one weight at a time: 4-bit packing, fusing a layer's experts,
 unpacking MXFP4. Real loads on a CPU took 1.3% (plain), 1.5% (4 and 8 bits), 3.0% (a mixture), 2.4%
-(a rank of ZeRO-3) and 1.5% (MXFP4) more, 2 to 3 MB of that the process itself
+(a rank of ZeRO-3) and 3.2% (MXFP4) more, 2 to 3 MB of that the process itself
 (`tests/cpu/test_loading_peaks.py`); on a GPU none was measured.
 """
 
