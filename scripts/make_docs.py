@@ -61,8 +61,10 @@ autotune plan mine.yaml --device rtx-4090
   are say, the first that does: `--devices`, the launcher's flags, TRL's or Axolotl's own settings
   of it, accelerate's file, LLaMA-Factory's variables, CUDA_VISIBLE_DEVICES (of each machine). Where
   nothing says it, it is one, and that is said. Of `distributed_type: NO` accelerate starts one
-  process, whatever `num_processes` its file has. `--devices` are those of each machine. Rows that
-  several devices share are whole in a job, so a plan overstates a GPU's memory, which is said.
+  process, whatever `num_processes` its file has. `--devices` are those of each machine. Of SFT
+  accelerate's `parallelism_config_cp_size` (with FSDP) and `_sp_size` (with DeepSpeed) become
+  `fixed: {cp_size: ...}`; rows that devices share in other ways are whole in a job, so a plan
+  overstates a GPU's memory, which is said.
 - **What a file pins and the search tries is searched**: the micro-batch, checkpointing, the
   attention kernel, AdamW's kernel, ZeRO, FSDP. With `--as-is` all of it is pinned: a plan of that
   job says whether the configuration fits, and how fast it is.

@@ -93,6 +93,10 @@ class EstimateJson(_Strict):
     notes: list[str]
     offloaded_bytes: int
     host_bytes: int | None
+    peak_while_loading_bytes: int | None
+    """What a process takes on the device while its models are loaded; null: not known."""
+    host_peak_while_loading_bytes: int | None
+    """What all processes take of the host then; null: the device is the host."""
     host_missing_bytes: int | None
     p_host_oom: float | None
     server: dict[str, Any] | None

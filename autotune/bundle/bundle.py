@@ -23,6 +23,7 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked, Recommendation
+from autotune.space.knobs import COMPILES
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
@@ -109,6 +110,7 @@ def launched_files(chosen: Settings, python: str) -> dict[str, str]:
             device_kind=facts.device.kind,
             precision=resolve_precision(job, facts.device)[0],
             sharding=sharding,
+            regions=bool(chosen.candidate.values.get(COMPILES)),
         ),
         **({"launch.sh": _on_one_machine(chosen, python, split)} if one_machine else {}),
         **_files_of_several(chosen, python, split),

@@ -17,6 +17,7 @@ from autotune.space.sharding.sharding import (
     NONE,
     Sharding,
     fsdp_fields,
+    parallelism_fields,
 )
 from autotune.space.trl_config import without_none
 
@@ -58,7 +59,9 @@ def trainer_config(config: Mapping[str, Any], method: Method, notes: Sequence[st
     return header.format(method=method) + comment + body
 
 
-def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -> str:
+def accelerate_config(
+    *, device_kind: str, precision: str, sharding: Sharding, regions: bool = False
+) -> str:
     """Return accelerate's configuration as YAML text.
 
     DeepSpeed's own file lies beside this one; accelerate would look for it where it is started, so
@@ -69,6 +72,7 @@ def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -
         device_kind: `cpu` or `cuda`.
         precision: `fp32`, `bf16` or `fp16`.
         sharding: how the training is spread over processes.
+        regions: whether what is compiled is compiled layer by layer.
     """
     kind = sharding.distributed_type
     values: dict[str, Any] = {
@@ -93,6 +97,10 @@ def accelerate_config(*, device_kind: str, precision: str, sharding: Sharding) -
         values["deepspeed_config"] = _deepspeed(sharding)
     if kind == FSDP:
         values["fsdp_config"] = fsdp_fields(sharding)
+    if regions:  # the launcher says no to the training where its file does not say yes
+        values["dynamo_config"] = {"dynamo_use_regional_compilation": True}
+    if fields := parallelism_fields(sharding):
+        values["parallelism_config"] = fields
     return "# Written by autotune.\n" + yaml.safe_dump(values, sort_keys=True)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.estimate.protocol import PointReply
 from autotune.estimate.records.events import (
     ACTIVATIONS,
+    LOADING,
     MICRO_STEP,
     VLLM,
 )
@@ -96,6 +97,10 @@ class Estimate:
     host_bytes: int | None = None
     """What all processes take of the host together (`plan/host_memory.py`); None: the device is the
     host."""
+    peak_while_loading_bytes: int | None = None
+    """What a process takes on the device while its models are loaded; None: not known."""
+    host_peak_while_loading_bytes: int | None = None
+    """What all processes take of the host then; None: the device is the host."""
     p_host_oom: float | None = None
     """Probability that this is more than they may take; None: nothing is known of that."""
     host_missing_bytes: int | None = None
@@ -173,6 +178,7 @@ def estimated(
     `point`."""
     parts = {name: size for name, size in point.parts.items() if size}
     reserved, offloaded = point.peak_reserved_bytes, 0
+    loading = point.phases.get(LOADING)
     if "activation_offloading" in replaced:
         parts, reserved, offloaded = _offload_parts(point, layers)
     allocated = sum(parts.values())
@@ -208,6 +214,7 @@ def estimated(
         at_least=point.at_least,
         offloaded_bytes=offloaded,
         continued_sigma=point.sigma,
+        peak_while_loading_bytes=loading and round(residual.corrected(loading)),
     )
 
 

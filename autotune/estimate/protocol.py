@@ -158,7 +158,7 @@ class EstimateRequest(Message):
         sharding: fields of `space.sharding.Sharding`: what they divide among themselves; with
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
-        loaded_bytes: what each device holds before a quantised base is divided; 0: it is not.
+        row_parts: how many processes share the tokens of each row: one part of it is traced.
         all_layers: whether all layers are traced then, however many there are, for bytes alone.
         rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
@@ -185,9 +185,9 @@ class EstimateRequest(Message):
     seed: int
     devices: int = 1
     hidden: int = 0
-    loaded_bytes: int = 0
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
+    row_parts: int = 1
     all_layers: bool = False
     rank: int = 0
     shared: str | None = None

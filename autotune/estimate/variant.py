@@ -54,6 +54,10 @@ UNTRACEABLE = {
         False,
         "what is offloaded is taken from the device by formula, never held against real ranks",
     ),
+    **dict.fromkeys(
+        ("cp_size", "sp_size"),
+        (1, "a part of each row was traced; what processes hold to share rows is by formula"),
+    ),
     "use_liger_kernel": (False, "traced without Liger; it needs less and is faster than estimated"),
     EXPERT_KERNELS: (
         None,

@@ -63,6 +63,8 @@ class ModelFacts:
     """How many weights a quantised base has that stay as they are, by what they are, most first."""
     active_parameters: int | None = None
     """Of a mixture of experts, those that a token passes, embeddings among them; None: all."""
+    largest_weight: int | None = None
+    """Numbers of the largest weight inside its layers; None: not known."""
     dtype: str | None = None
     """As which its checkpoint holds its weights, as torch names it; None: nothing says it."""
     expert_parameters: tuple[str, ...] = ()
@@ -128,8 +130,7 @@ def survey_model(
         fixed_positions=fixed_positions,
         attention_heads=(heads := getattr(text, "num_attention_heads", None)),
         key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        unquantised=unquantised_weights(model),
-        active_parameters=active_parameters(model),
+        **_weights(model),
         **_experts(model),
         dequantized_from=_packed_as(config),
         dtype=_checkpoint_dtype(config) or stored_dtype(path, revision),
@@ -201,6 +202,18 @@ def _packed_as(config: Any) -> str | None:
     packing = getattr(config, "quantization_config", None) or {}
     kind = packing if isinstance(packing, Mapping) else vars(packing)
     return PACKED if kind.get("quant_method") == PACKED else None
+
+
+def _weights(model: Any) -> dict[str, Any]:
+    """Return what counts of a model's weights."""
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    apart = {id(weight) for end in ends if end is not None for weight in end.parameters()}
+    inner = (p.numel() for p in model.parameters() if id(p) not in apart)
+    return {
+        "unquantised": unquantised_weights(model),
+        "active_parameters": active_parameters(model),
+        "largest_weight": max(inner, default=None),
+    }
 
 
 def model_config(path: str, method: str, **kinds: Any) -> Any:

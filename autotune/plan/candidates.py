@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from autotune.estimate.estimate import Estimate, estimated, prior_residual
 from autotune.estimate.formula.closed_form import Dimensions, closed_form
+from autotune.estimate.formula.devices import with_loading
+from autotune.estimate.formula.loading import on_device
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.residual import Residual
 from autotune.estimate.speed.ceilings import Ceilings
@@ -16,13 +18,22 @@ from autotune.plan.exchange import (
     trained_parameters,
     with_exchange,
     with_paging,
+    with_row_buffers,
     with_server,
     without_cost,
 )
 from autotune.plan.host_memory import with_host
+from autotune.plan.loading import loaded_models
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
-from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP, OPTIMIZER_OFFLOAD
+from autotune.space.sharding.sharding import (
+    CP_SIZE,
+    DEEPSPEED,
+    DISTRIBUTED_TYPE,
+    FSDP,
+    OPTIMIZER_OFFLOAD,
+    SP_SIZE,
+)
 from autotune.space.trl_config import Settings, has_reference
 from autotune.training.rollout_plan import completion_length
 
@@ -112,7 +123,10 @@ def _of_process(answer: _Answer, member: Member, limit: int) -> Estimate:
         return by_formula(settings, residual, limit, reply.problem)
     adjusted = member.replaced + formulas_of(settings, by_formula=reply.by_formula)
     layers = settings.facts.model.layers or 1
-    estimate = estimated(reply.points[member.place], adjusted, residual, limit, layers)
+    loaded = on_device(loaded_models(settings), settings.sharding, device.kind)
+    point = with_row_buffers(reply.points[member.place], settings)
+    point = with_loading(point, loaded, limit)
+    estimate = estimated(point, adjusted, residual, limit, layers)
     if reply.engine_problem is None:
         return estimate
     reason = reply.engine_problem.partition(":")[0]
@@ -136,6 +150,8 @@ def _with_speed(estimate: Estimate, answer: _Answer, member: Member) -> Estimate
         offloaded_bytes=estimate.offloaded_bytes,
     )
     parts, processes = expected.parts, settings.processes
+    # Of each row a part was traced: its tokens look at all of the row.
+    parts = dataclasses.replace(parts, attention_s=parts.attention_s * settings.sharding.row_parts)
     if settings.facts.device.kind == "cpu":
         parts = dataclasses.replace(parts.times(processes), overhead_s=parts.overhead_s)
     slower = parts.total / expected.parts.total if expected.parts.total else 1.0
@@ -172,11 +188,13 @@ def formulas_of(settings: Settings, *, by_formula: bool = False) -> tuple[str, .
     """Return the parts of a sharding that are not traced, by the names of its fields: for methods
     that generate, and for others where the reply names them."""
     sharding, kind = settings.sharding, settings.sharding.distributed_type
+    shared = [(CP_SIZE, sharding.cp_size), (SP_SIZE, sharding.sp_size)]
+    fields = tuple(name for name, size in shared if size > 1)
     traced = engine_is_traced(settings.job.method, kind) and not by_formula
     if kind not in (DEEPSPEED, FSDP) or traced:
-        return ()
+        return fields
     field = "zero_stage" if kind == DEEPSPEED else DISTRIBUTED_TYPE
-    return (field, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()))
+    return (field, *((OPTIMIZER_OFFLOAD,) if sharding.offloads else ()), *fields)
 
 
 def reference_logps(settings: Settings) -> float:
@@ -190,7 +208,7 @@ def reference_logps(settings: Settings) -> float:
     config, values = settings.config, settings.candidate.values
     if not config.get("precompute_ref_log_probs"):
         return 0.0
-    rows = settings.candidate.global_batch * settings.processes
+    rows = settings.candidate.global_batch * settings.replicas
     often = passes(config, rows, settings.facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
     forward = 2 if values.get("loss_type") == "kto" else 1

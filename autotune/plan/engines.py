@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.devices import sharded_point, with_loading, zero_of_request
+from autotune.estimate.formula.devices import sharded_point, zero_of_request
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.plan.candidates import KnownSpeeds, estimates_of
@@ -338,9 +338,7 @@ def _by_formula(reply: EstimateReply, task: VariantTask) -> EstimateReply:
     width = 4 if trains_wide(request.config) else 2
     gradients = width * trained_parameters(settings.job, settings.facts, request.config)
     points = [
-        with_loading(
-            sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates), request
-        )
+        sharded_point(answer, zero, gradients=gradients, accumulates=point.accumulates)
         for point, answer in zip(request.points, reply.points, strict=True)
     ]
     return dataclasses.replace(reply, points=points, by_formula=True)

@@ -8,9 +8,14 @@ from typing import Any
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.communication import (
     Exchange,
+    SharedRows,
     exchange_s,
     hidden_s,
+    row_buffers_bytes,
+    shared_rows_bytes,
 )
+from autotune.estimate.protocol import PointReply
+from autotune.estimate.records.events import COMMUNICATION
 from autotune.facts import Facts
 from autotune.facts.device_kinds import Interconnect, known_kind
 from autotune.job.job import Job
@@ -55,6 +60,8 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
     what, often = exchanged(settings), optimizer_steps(settings.candidate)
     accumulation = settings.candidate.gradient_accumulation_steps
     seconds = often * exchange_s(sharding, what, accumulation)
+    if (shared := shared_rows(settings, estimate.tokens_per_s, estimate.step_time_s)) is not None:
+        seconds += shared_rows_bytes(sharding, shared) / what.link_bytes_per_s
     hidden = often * hidden_s(sharding, what, accumulation, estimate.step_time_s / often)
     seconds -= hidden
     step = estimate.step_time_s + seconds
@@ -75,6 +82,42 @@ def with_exchange(estimate: Estimate, settings: Settings) -> Estimate:
         time_parts=parts,
         tokens_per_s=None if tokens is None else tokens * estimate.step_time_s / step,
         notes=(*estimate.notes, note),
+    )
+
+
+def shared_rows(
+    settings: Settings, tokens_per_s: float | None, step_time_s: float | None
+) -> SharedRows | None:
+    """Return the attention of what a process has of the rows of a step; None: all of them."""
+    model, sharding = settings.facts.model, settings.sharding
+    if sharding.row_parts == 1:
+        return None
+    hidden, heads = model.hidden_size or 1024, model.attention_heads or 1
+    return SharedRows(
+        tokens=(tokens_per_s or 0) * (step_time_s or 0) / settings.processes,
+        queries=hidden,
+        keys=hidden * (model.key_value_heads or heads) // heads,
+        layers=model.layers or 1,
+        width=computed_bytes(settings.config),
+        recomputes=bool(settings.candidate.values.get("gradient_checkpointing")),
+    )
+
+
+def with_row_buffers(point: PointReply, settings: Settings) -> PointReply:
+    """Return a point with what a process holds to share rows, at its peak."""
+    rows, data = shared_rows(settings, None, None), settings.facts.data
+    if rows is None:
+        return point
+    length = settings.config.get("max_length") or data.longest
+    length = length if data.sampled else min(length, data.longest)
+    tokens = settings.candidate.micro_batch * length / settings.sharding.row_parts
+    rows = dataclasses.replace(rows, tokens=tokens)
+    size = round(row_buffers_bytes(settings.sharding, rows))
+    return dataclasses.replace(
+        point,
+        peak_allocated_bytes=point.peak_allocated_bytes + size,
+        peak_reserved_bytes=point.peak_reserved_bytes + size,
+        parts={**point.parts, COMMUNICATION: point.parts.get(COMMUNICATION, 0) + size},
     )
 
 

@@ -2,10 +2,10 @@
 has that. Pure.
 
 Counted: what a process with the training stack holds, once for each; what offloading keeps there
-(by the trace of the engine where there is one, else by `estimate/formula/offload.py`); under FSDP
-the models, which the first process of a machine holds whole until all have their part. Devices are
-evenly divided among the machines of a job. Not counted: what CUDA itself takes of the host, and
-what other trainings take while a model is loaded.
+(by the trace of the engine where there is one, else by `estimate/formula/offload.py`); or, where
+that is more, the models while they are loaded (`estimate/formula/loading.py`) beside the weights
+that stay there. Devices are evenly divided among the machines of a job. Not counted: what CUDA
+itself takes of the host, and files that are only mapped.
 
 On a CPU the host's memory is the devices', and only matters where the job limits it for all
 processes together: each of them takes its peak.
@@ -14,6 +14,7 @@ processes together: each of them takes its peak.
 import dataclasses
 
 from autotune.estimate.estimate import Estimate
+from autotune.estimate.formula.loading import on_host
 from autotune.estimate.formula.offload import (
     OffloadedTraining,
     offloaded_bytes,
@@ -21,9 +22,9 @@ from autotune.estimate.formula.offload import (
 )
 from autotune.estimate.residual import Residual
 from autotune.facts.host import host_limit
-from autotune.plan.exchange import computed_bytes, is_wide, trained_parameters
-from autotune.space.sharding.sharding import FSDP
-from autotune.space.trl_config import Settings, has_reference
+from autotune.plan.exchange import computed_bytes, trained_parameters
+from autotune.plan.loading import loaded_models
+from autotune.space.trl_config import Settings
 from autotune.units import format_bytes
 
 UNSURE = 0.1
@@ -50,13 +51,15 @@ def with_host(
     if facts.device.kind == "cpu":
         if limit is None:
             return estimate
-        process_host_bytes, loading_bytes = float(estimate.peak_memory_bytes), 0
+        process_host_bytes, loading_bytes = float(estimate.peak_memory_bytes), None
     else:
-        loading_bytes = loaded_on_host(settings)
+        loading_bytes = round(count * process_bytes + loaded_on_host(settings, count))
         kept_bytes = kept_on_host(settings, traced_bytes)
         process_host_bytes = float(process_bytes + kept_bytes + estimate.offloaded_bytes)
-    total = round(count * process_host_bytes) + loading_bytes
-    estimate = dataclasses.replace(estimate, host_bytes=total)
+    total = max(round(count * process_host_bytes), loading_bytes or 0)
+    estimate = dataclasses.replace(
+        estimate, host_bytes=total, host_peak_while_loading_bytes=loading_bytes
+    )
     if limit is None:
         return estimate
     p_host = Residual(relative_sigma=UNSURE).probability_above(total, limit)
@@ -67,20 +70,21 @@ def with_host(
         p_host_oom=p_host,
         fits=False,
         host_missing_bytes=max(total - limit, 1),
-        notes=(*estimate.notes, _why_not(total, limit, count)),
+        notes=(*estimate.notes, _why_not(total, limit, count, total == loading_bytes)),
     )
 
 
-def loaded_on_host(settings: Settings) -> int:
-    """Return bytes of the models that one process of a machine divides among all.
-
-    Source: accelerate 1.15, `cpu_ram_efficient_loading`, which emitted files ask for. Measured of
-    ranks on a virtual GPU (`benchmarks/virtual_gpu/results_ranks.md`).
-    """
-    if settings.sharding.distributed_type != FSDP:
-        return 0
-    models = 1 + has_reference(settings.job, settings.config)
-    return models * settings.facts.model.parameters * (4 if is_wide(settings.config) else 2)
+def loaded_on_host(settings: Settings, count: int) -> int:
+    """Return bytes of the models of so many processes while they are loaded, and of the weights
+    that these keep there."""
+    bytes_there = on_host(loaded_models(settings), settings.sharding, count)
+    if settings.sharding.offload_param_device == "cpu":
+        bytes_there += (
+            count
+            * computed_bytes(settings.config)
+            * (settings.facts.model.parameters // settings.processes)
+        )
+    return bytes_there
 
 
 def kept_on_host(settings: Settings, traced_bytes: int | None) -> int:
@@ -101,9 +105,10 @@ def kept_on_host(settings: Settings, traced_bytes: int | None) -> int:
     return offloaded + pinned_excess_bytes(sharding, training)
 
 
-def _why_not(total: int, limit: int, count: int) -> str:
+def _why_not(total: int, limit: int, count: int, loading: bool) -> str:
     subject = f"{count} processes take" if count > 1 else "it takes"
+    when = " while loading" if loading else ""
     return (
-        f"{subject} about {format_bytes(total)} of the host's memory, and may take "
+        f"{subject} about {format_bytes(total)} of the host's memory{when}, and may take "
         f"{format_bytes(limit)} (`devices.host_memory`)"
     )

@@ -14,11 +14,11 @@ from autotune.probe.throughput import passes
 from autotune.space.attention import ATTENTION, FLASH, flash_facts, is_flash
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
-from autotune.space.knobs import EXPERT_KERNELS, SAMPLING, Candidate, Knob
+from autotune.space.knobs import COMPILES, EXPERT_KERNELS, SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
 from autotune.space.sharding.sharding import sharding_of
 
-SAME_ESTIMATES = ("dataloader_num_workers", EXPERT_KERNELS)
+SAME_ESTIMATES = ("dataloader_num_workers", COMPILES, EXPERT_KERNELS)
 """Knobs that change no estimate."""
 LIGER, PADDING_FREE = "use_liger_kernel", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"
@@ -81,7 +81,7 @@ def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
         ):
             return True
         chosen = space.settings(candidate)
-        rows = candidate.global_batch * chosen.processes
+        rows = candidate.global_batch * chosen.replicas
         return passes(chosen.config, rows, space.facts.data.rows) < 1
 
     candidates = tuple(filter(is_preferred, space.candidates))

@@ -21,7 +21,6 @@ from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.plan.cache import code_version
 from autotune.space.knobs import Candidate
-from autotune.space.quantization import loaded_bytes
 from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 from autotune.training.batch_plan import Batching, batching_of
 from autotune.training.rollout_plan import Rollout, rollout_of
@@ -115,7 +114,7 @@ class _Traced:
 
 def _point(candidate_settings: Settings, optim: str | None) -> dict[str, Any]:
     fields = {
-        "batching": dataclasses.asdict(batching(candidate_settings)),
+        "batching": dataclasses.asdict(batching(candidate_settings, of_a_part=True)),
         "accumulates": candidate_settings.candidate.gradient_accumulation_steps > 1,
         "expandable_segments": bool(candidate_settings.candidate.values.get("expandable_segments")),
         "optim": optim,
@@ -126,12 +125,14 @@ def _point(candidate_settings: Settings, optim: str | None) -> dict[str, Any]:
     return {**fields, "vllm_bytes": share.awake_bytes, "vllm_asleep_bytes": share.asleep_bytes}
 
 
-def batching(candidate_settings: Settings) -> Batching | Rollout:
-    """Return how a candidate makes its micro-batches."""
+def batching(candidate_settings: Settings, *, of_a_part: bool = False) -> Batching | Rollout:
+    """Return how a candidate makes its micro-batches; `of_a_part`: of what a process has of each
+    row."""
     job, config = candidate_settings.job, candidate_settings.config
     if METHODS[job.method].online:
         return rollout_of(config, devices=candidate_settings.processes, seed=job.seed)
-    global_batch = candidate_settings.candidate.global_batch * candidate_settings.processes
+    global_batch = candidate_settings.candidate.global_batch * candidate_settings.replicas
+    config = {**config, **(_of_a_part(candidate_settings) if of_a_part else {})}
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
@@ -151,6 +152,7 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
         config={
             **_without_code(first.config.config, job),
             **_reward_model_field(job, facts),
+            **_of_a_part(first.settings),
         },
         model_path=facts.model.path,
         model=_model_text(facts),
@@ -169,16 +171,25 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
         shared=None if paths.shared is None else str(paths.shared),
         seed=job.seed,
         devices=sharding.num_processes,
-        sharding=sharding.plain(),
+        sharding=dataclasses.replace(sharding, cp_size=1, sp_size=1).plain(),
+        row_parts=sharding.row_parts,
         deepspeed=first.settings.deepspeed,
         hidden=facts.model.hidden_size or 4096,
-        loaded_bytes=loaded_bytes(facts.model, first.settings.config, sharding),
     )
     members = (
         Member(settings=member.settings, replaced=member.config.replaced, place=place)
         for member, place in zip(group, places, strict=True)
     )
     return VariantTask(request=request, traced=first.config, members=tuple(members))
+
+
+def _of_a_part(chosen: Settings) -> dict[str, Any]:
+    """Return the fields of a configuration whose rows are the part that a process has of each."""
+    parts, length = chosen.sharding.row_parts, chosen.config.get("max_length")
+    if parts == 1:
+        return {}
+    multiple = chosen.config["pad_to_multiple_of"] // parts
+    return {"max_length": length and -(-length // parts), "pad_to_multiple_of": multiple or None}
 
 
 def _without_code(config: Mapping[str, Any], job: Job) -> dict[str, Any]:

@@ -148,7 +148,8 @@ class StepMeter(TrainerCallback):
         assert self._batching is not None
         rows = self._plan.worst if position < 0 else self._plan.timed[position]
         tokens, padded = batch_size(rows, self._batching)
-        if inputs["input_ids"].numel() != padded:
+        # By Ulysses' way a process is given its part of each row already.
+        if inputs["input_ids"].numel() * self._ranks.sharding.sp_size != padded:
             raise RuntimeError(
                 f"micro-batch {self._count} was planned with {padded} tokens, but the "
                 f"trainer formed one of {inputs['input_ids'].numel()}"
@@ -246,7 +247,7 @@ class StepMeter(TrainerCallback):
             self._plan.sample,
             self._accumulation,
             self._preparation,
-            self._ranks.processes,
+            self._ranks.sharding.replicas,
         )
         self._progress.tell(
             "estimate",

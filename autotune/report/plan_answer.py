@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
+from autotune.estimate.records.events import LOADING
 from autotune.facts.utilisation import mfu_of
 from autotune.plan.answer import Answer, OtherDtype, speed_error
 from autotune.plan.choices import Choice, leanness
@@ -64,9 +65,12 @@ def _text(plan: Plan, choice: Choice) -> str:
 def _figures(plan: Plan, answer: Answer) -> str:
     estimate = answer.choice.estimate
     peak = f"{format_bytes(estimate.peak_memory_bytes)} of {format_bytes(plan.limit_bytes)}"
+    peak += ", its peak while loading" if estimate.peak_phase == LOADING else ""
     sharding = sharding_of(answer.choice.candidate.values, plan.devices)
+    loads = estimate.host_bytes == estimate.host_peak_while_loading_bytes
     if sharding.offloads and estimate.host_bytes:
         peak += f" and {format_bytes(estimate.host_bytes)} of the host"
+        peak += " while loading" if loads else ""
     if estimate.tokens_per_s is None:
         return f"{peak} (estimated)"
     error = error_text(speed_error(estimate, plan.facts))

@@ -247,7 +247,7 @@ def _prepare_data(
         timed_steps=steps_to_time(ranked),
         eval_batch=_eval_batch(job, ranked),
         rows_total=facts.data.rows,
-        processes=launched.processes,
+        processes=launched.replicas,
         make_weights=facts.model.path if bare else None,
         environment=device_environment(facts.device, 1),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import Problem
+from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.batch import (
@@ -18,7 +19,7 @@ from autotune.space.batch import (
     nearest_values,
     update_problem,
 )
-from autotune.space.job_shape import JobShape, processes_problem, undivided
+from autotune.space.job_shape import JobShape, processes_problem, row_parts, undivided
 from autotune.space.knobs import (
     ACCUMULATION,
     GENERATION_BATCH,
@@ -28,6 +29,7 @@ from autotune.space.knobs import (
     MINI_BATCHES,
     ROLLOUT_CHUNK,
 )
+from autotune.space.sharding.sharding import SP_SIZE
 
 
 def batch_problems(shape: JobShape, lengths: Iterable[Any], groups: Iterable[Any]) -> list[Problem]:
@@ -68,7 +70,7 @@ def batch_problem(shape: JobShape, max_length: Any) -> Problem | None:
             what=f"{tokens} tokens is not a multiple of max_length ({max_length})",
             hint=f"the nearest are {nearest}",
         )
-    counts = shape.process_counts
+    counts = shape.replica_counts
     problem = processes_problem(shape) or undivided(sequences, shape)
     if problem is not None:
         return problem
@@ -276,3 +278,20 @@ def _update_problem(
         mini_batches=values[MINI_BATCHES],
         whitened=bool(job.training.get("whiten_rewards")),
     )
+
+
+def shared_rows_problem(shape: JobShape, facts: Facts, values: Mapping[str, Any]) -> str | None:
+    """Return why processes cannot share rows as a candidate wants it; None: they can.
+
+    Source: DeepSpeed 0.19.8, `runtime/sequence_parallel/ulysses_sp.py`, `UlyssesSPAttention`.
+    """
+    parts, processes = row_parts(values), shape.processes(values)
+    if processes % parts:
+        return f"{processes} processes cannot be divided into groups of {parts} that share rows"
+    sp_size, heads = int(values.get(SP_SIZE, 1)), facts.model.attention_heads
+    pairs = facts.model.key_value_heads or heads
+    if heads is not None and heads % sp_size:
+        return f"{heads} heads of attention cannot be divided among {sp_size} processes"
+    if pairs is not None and pairs % sp_size and sp_size % pairs:
+        return f"{pairs} heads of keys and values cannot be divided among {sp_size} processes"
+    return None

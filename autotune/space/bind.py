@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.errors import Problem, UserError
 from autotune.facts import Facts
+from autotune.facts.data import DataFacts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job, KnobValue
 from autotune.space.attention import attention_rules
@@ -22,6 +23,7 @@ from autotune.space.definition import (
     JOB_BATCH,
     JOB_MAX_LENGTH,
     ONE_EACH,
+    ONE_SHAPE,
     QUARTERS,
     SIZES,
     UNTRAINED,
@@ -47,6 +49,7 @@ from autotune.space.packages import package_facts, package_rules
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import divides_base
 from autotune.space.sharding.deepspeed import default_size
+from autotune.space.sharding.sharding import CP_SIZE, SP_SIZE
 from autotune.space.trl_config import SettingsOfJob, resolve_dtype, resolve_precision
 from autotune.space.vllm.colocated import MODE, SERVER, TRL_SHARE, needed_share
 from autotune.space.vllm.server import searched_sizes, server_share
@@ -123,6 +126,8 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
     """Return the facts that rules may ask for, by name."""
     return {
         "job.tuning": shape.job.tuning,
+        "job.method": shape.job.method,
+        "job.shares_rows": any(shape.pinned_or_listed(name) for name in (CP_SIZE, SP_SIZE)),
         "job.precision": resolve_precision(shape.job, facts.device)[0],
         "job.spreads": shape.may_be_sharded,
         "job.divides_base": divides_base(shape.job),
@@ -251,7 +256,7 @@ def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_va
     """Return the values of the knob `name` that a word of a search space stands for; anything else
     stands for itself."""
     if word == DIVISORS:
-        pairs = itertools.product(shape.global_batches, shape.process_counts)
+        pairs = itertools.product(shape.global_batches, shape.replica_counts)
         return sorted({micro for pair in pairs for micro in micro_batches(*pair)})
     if word == WHOLE_GROUPS:
         generation_batch_sizes = {n for s in shape.global_batches for n in generation_batches(s, 1)}
@@ -270,6 +275,8 @@ def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_va
         return ["random", "group_by_length"] if facts.data.ragged else ["random"]
     if word == GROWING:
         return _segments(facts)
+    if word == ONE_SHAPE:
+        return [False, True] if _of_one_length(shape.job, facts.data) else [False]
     if word == UNTRAINED:
         return [resolve_dtype(shape.job, facts)[0]]
     if word == SIZES:
@@ -281,6 +288,16 @@ def derived_values(name: str, word: Any, shape: JobShape, facts: Facts, bound_va
     if word == DEFAULT_SIZE:
         return [default_size(name, facts.model.hidden_size)]
     return word
+
+
+def _of_one_length(job: Job, data: DataFacts) -> bool:
+    """True if rows are as long as one another once they are cut, padded or packed."""
+    if job.fixed.get("packing"):
+        return job.training.get("packing_strategy") == "wrapped"
+    most, multiple = job.max_length or data.longest, job.training.get("pad_to_multiple_of")
+    multiple = multiple if isinstance(multiple, int) and multiple > 0 else 1
+    ends = (data.quantiles.get("p1", 0), data.longest)
+    return len({-(-min(end, most) // multiple) for end in ends}) == 1 and not data.sampled
 
 
 def _segments(facts: Facts) -> list[bool]:

@@ -35,6 +35,7 @@ ONE_EACH = "one for each device"
 SIZES = "sizes among which vLLM can divide the model"
 DEFAULT_SIZE = "what transformers fills in"
 BY_LENGTH = "random, and group_by_length where rows differ in length"
+ONE_SHAPE = "false, and true where rows have one length"
 GROWING = "growing where rows differ in length"
 UNTRAINED = "float32, and the checkpoint's own where the base is not trained"
 COUNTS = (

@@ -12,7 +12,7 @@ from autotune.errors import Problem
 from autotune.facts import Facts
 from autotune.job.job import KnobValue
 from autotune.space.batch import accumulation
-from autotune.space.batch_checks import completions_problem
+from autotune.space.batch_checks import completions_problem, shared_rows_problem
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     ACCUMULATION,
@@ -108,9 +108,11 @@ class Enumeration:
         assert isinstance(micro, int)
         batch = values.get(GLOBAL_BATCH, job.global_batch_size)
         sequences = job.with_batch(batch).batch_sequences(length)
-        count = accumulation(sequences, shape.processes(values), micro) if sequences else None
+        count = accumulation(sequences, shape.replicas(values), micro) if sequences else None
         pinned = job.fixed.get(ACCUMULATION)
-        if count is None:
+        if (shared := shared_rows_problem(shape, self._facts, values)) is not None:
+            self._exclude(shared, len(self._knobs))
+        elif count is None:
             uneven = "the micro-batch does not divide the global batch exactly"
             self._exclude(uneven, len(self._knobs))
         elif pinned is not None and pinned != count:

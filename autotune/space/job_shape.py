@@ -18,7 +18,7 @@ from autotune.space.knobs import (
     VLLM_SERVER,
     Candidate,
 )
-from autotune.space.sharding.sharding import SHARDING_KNOBS
+from autotune.space.sharding.sharding import CP_SIZE, SHARDING_KNOBS, SP_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,18 @@ class JobShape:
             may_be_sharded=devices > 1 or bool(pins & set(SHARDING_KNOBS)),
         )
 
+    @cached_property
+    def replica_counts(self) -> tuple[int, ...]:
+        """Every number of groups of processes with rows of their own that the job considers."""
+        job = self.job
+        sizes = [
+            [job.fixed[name]] if name in job.fixed else job.recipe.get(name, [1])
+            for name in (CP_SIZE, SP_SIZE)
+        ]
+        parts = {_whole_number(c) * _whole_number(s) for c in sizes[0] for s in sizes[1]}
+        counts = {n // part: None for n in self.process_counts for part in sorted(parts)}
+        return tuple(count for count in counts if count) or (1,)
+
     @property
     def training_devices(self) -> int:
         """Devices that can train: all but one where a server needs one."""
@@ -79,6 +91,10 @@ class JobShape:
         number = values.get(NUM_PROCESSES, self.devices)
         assert isinstance(number, int)
         return number
+
+    def replicas(self, values: Mapping[str, Any]) -> int:
+        """Return the groups of processes that have rows of their own; at least one."""
+        return self.processes(values) // row_parts(values) or 1
 
     def pinned_or_listed(self, knob: str) -> bool:
         """True if the job itself says which values a knob may have."""
@@ -117,7 +133,12 @@ def rows_of_step(candidate: Candidate, devices: int) -> int:
     """
     processes = candidate.values.get(NUM_PROCESSES, devices)
     assert isinstance(processes, int)
-    return candidate.global_batch * processes
+    return candidate.global_batch * (processes // row_parts(candidate.values))
+
+
+def row_parts(values: Mapping[str, Any]) -> int:
+    """Return the number of processes that share the tokens of each row."""
+    return _whole_number(values.get(CP_SIZE, 1)) * _whole_number(values.get(SP_SIZE, 1))
 
 
 def server_devices(values: Mapping[str, Any]) -> int:
@@ -173,7 +194,7 @@ def _machines_problem(shape: JobShape) -> Problem | None:
 def undivided(sequences: int, shape: JobShape) -> Problem | None:
     """Return the problem of a global batch that some number of processes cannot share equally, with
     the nearest values that they can."""
-    for count in shape.process_counts:
+    for count in shape.replica_counts:
         if sequences % count == 0:
             continue
         smaller = sequences // count * count

@@ -20,6 +20,7 @@ SEGMENTS = "expandable_segments"
 DTYPE = "dtype"
 MODEL_KWARGS = "model_init_kwargs"
 EXPERT_KERNELS = "experts_implementation"
+COMPILES = "torch_compile"
 ROLLOUT_CHUNK = "local_rollout_forward_batch_size"
 MINI_BATCHES = "num_mini_batches"
 VLLM_SHARE = "vllm_gpu_memory_utilization"
@@ -33,7 +34,7 @@ FLAG_WORDS: Mapping[str, str] = {
     "use_liger_kernel": "Liger kernels",
     "activation_offloading": "activation offloading",
     SEGMENTS: "expandable segments",
-    "torch_compile": "torch.compile",
+    COMPILES: "torch.compile",
 }
 """What a person calls a knob that is on."""
 DEFAULT = "the default"

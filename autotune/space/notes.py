@@ -9,6 +9,7 @@ from autotune.space.job_shape import JobShape
 from autotune.space.knobs import SEGMENTS
 from autotune.space.position_checks import Positions
 from autotune.space.quantization import loading_note, packed_note, unquantised_note
+from autotune.space.sharding.sharding import SP_SIZE
 from autotune.space.vllm.server import division_note
 
 
@@ -23,6 +24,7 @@ def space_notes(
         unquantised_note(shape.job, facts, candidates),
         loading_note(shape.job, facts, candidates),
         packed_note(facts, candidates),
+        _weighing_note(facts, candidates),
         _shape_note(facts),
         _segments_note(candidates),
         code_note(shape.job),
@@ -50,6 +52,17 @@ def _shape_note(facts: Facts) -> str | None:
     """Return where the model's shape is from, if neither from the hub nor from a file."""
     name = facts.model.name
     return f"the shape of {name} is built in: the hub gave none" if facts.model.built_in else None
+
+
+def _weighing_note(facts: Facts, candidates: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what is learned otherwise where processes share rows by Ulysses' way."""
+    sizes = {values.get(SP_SIZE, 1) for values in candidates}
+    if sizes == {1} or not facts.data.ragged:
+        return None
+    return (
+        "with `sp_size` the micro-batches of an optimizer step weigh alike, however many tokens "
+        "they have (transformers); without, and with one of them, tokens do"
+    )
 
 
 def _segments_note(candidates: Sequence[Mapping[str, Any]]) -> str | None:

@@ -60,13 +60,6 @@ def base_bytes(model: ModelFacts, config: Mapping[str, Any]) -> int | None:
     return round(whole * _BYTES.get(str(config.get("dtype")), 2) + packed)
 
 
-def loaded_bytes(model: ModelFacts, config: Mapping[str, Any], sharding: Sharding) -> int:
-    """Return the bytes that each device holds before an engine divides a quantised base: all of it
-    (transformers 5.23, `quantizers/quantizer_bnb_4bit.py`, `update_device_map`); 0: it is none."""
-    divided = sharding.distributed_type in (DEEPSPEED, FSDP)
-    return (base_bytes(model, config) or 0) if divided else 0
-
-
 def bits_of(config: Mapping[str, Any]) -> int | None:
     """Return the bits of a weight of the base; None where it is not quantised."""
     names = ("load_in_4bit", "load_in_8bit")

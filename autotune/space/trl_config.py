@@ -15,7 +15,14 @@ from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.space.knobs import EXPERT_KERNELS, GLOBAL_BATCH, GROUP, MODEL_KWARGS, Candidate
+from autotune.space.knobs import (
+    COMPILES,
+    EXPERT_KERNELS,
+    GLOBAL_BATCH,
+    GROUP,
+    MODEL_KWARGS,
+    Candidate,
+)
 from autotune.space.learning_rate import scaling
 from autotune.space.quantization import quantization
 from autotune.space.sharding.deepspeed import deepspeed_of
@@ -72,6 +79,11 @@ class Settings:
     def processes(self) -> int:
         """Number of processes that train together."""
         return self.sharding.num_processes
+
+    @property
+    def replicas(self) -> int:
+        """Number of groups of processes that have rows of their own."""
+        return self.sharding.replicas
 
     @property
     def deepspeed(self) -> dict[str, Any] | None:
@@ -143,6 +155,9 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
             config["lora_dropout"] = job.training.get("lora_dropout", 0.0)
     config |= quantization(job, config, sharding)
     config |= vllm_fields(job, config, facts)
+    if (parts := sharding.row_parts) > 1:
+        # Each process gets one of so many equal parts of a row; of context parallelism two.
+        config.setdefault("pad_to_multiple_of", 2 * parts if sharding.cp_size > 1 else parts)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None
@@ -221,6 +236,8 @@ def environment(candidate: Candidate, facts: Facts, sharding: Sharding) -> dict[
     if facts.device.kind == "cpu" and sharding.distributed_type == DEEPSPEED:
         # Without `use_cpu` a GPU that is here would be taken.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    if candidate.values.get(COMPILES):
+        variables["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
     if candidate.values.get("expandable_segments"):
         variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return variables

@@ -231,15 +231,19 @@ class Rows:
     Attributes:
         lengths: tokens of each sequence of each row, before truncation.
         longest: of these the longest of each row.
+
+    Args:
+        parts: processes that share a row: each row is the part of one of them.
     """
 
-    def __init__(self, folder: str, method: str):
+    def __init__(self, folder: str, method: str, parts: int = 1):
         from datasets import load_from_disk
 
         from autotune.facts.data import sequence_lengths
 
         dataset = load_from_disk(folder)
-        self.lengths = sequence_lengths(dataset)
+        self._parts = parts
+        self.lengths = [[-(-n // parts) for n in row] for row in sequence_lengths(dataset)]
         self.longest = [max(lengths) for lengths in self.lengths]
         self._first_label: list[int] = dataset["first_label"][:]
         self._dataset = dataset.select_columns(list(METHODS[method].columns))
@@ -248,7 +252,12 @@ class Rows:
     def __getitem__(self, index: int) -> Row:
         """Return a row, read once: all ways to make micro-batches look at much the same rows."""
         if index not in self._rows:
-            self._rows[index] = self._dataset[index]
+            row = self._dataset[index]
+            if self._parts > 1:
+                row = {
+                    name: column[: -(-len(column) // self._parts)] for name, column in row.items()
+                }
+            self._rows[index] = row
         return self._rows[index]
 
     def usable(self, batching: Batching) -> list[int]:
@@ -256,7 +265,7 @@ class Rows:
         kind, cut_to = batching.kind, batching.cut_to
         return [
             index
-            for index, first in enumerate(self._first_label)
+            for index, first in enumerate(n // self._parts for n in self._first_label)
             if kind.usable(self.lengths[index], first, cut_to, batching.keep_end)
         ]
 

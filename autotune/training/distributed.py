@@ -25,6 +25,7 @@ from autotune.space.sharding.sharding import (
     Sharding,
     fsdp_environment,
     fsdp_name,
+    parallelism_environment,
     zero_name,
 )
 from autotune.training.spec import Place
@@ -78,10 +79,11 @@ def engine_environment(sharding: Sharding, **fsdp_fields: Any) -> dict[str, str]
     Args:
         fsdp_fields: fields of accelerate's `fsdp_config` that replace the sharding's own.
     """
+    shared_rows = parallelism_environment(sharding)
     if sharding.distributed_type == DEEPSPEED:
-        return {"ACCELERATE_USE_DEEPSPEED": "true"}
+        return {"ACCELERATE_USE_DEEPSPEED": "true", **shared_rows}
     if sharding.distributed_type == FSDP:
-        return fsdp_environment(sharding, **fsdp_fields)
+        return {**fsdp_environment(sharding, **fsdp_fields), **shared_rows}
     return {}
 
 

@@ -1,7 +1,9 @@
 """The ranks that share a candidate, and how a probe of several differs.
 
 Every rank trains on the same micro-batches: the data holds each of them once for every rank, and
-accelerate deals them out in turn. A probe ends on all ranks in the same step.
+accelerate deals them out in turn. Those that share rows by Ulysses' way are dealt as many
+micro-batches as they are, and train on one after the other, together. A probe ends on all ranks in
+the same step.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,9 @@ class Ranks:
 
     def for_all_ranks(self, batches: Sequence[T]) -> list[T]:
         """Return the micro-batches of one rank as the data of all."""
-        return [batch for batch in batches for _ in range(self.processes)]
+        often, together = self.sharding.replicas, self.sharding.sp_size
+        blocks = [batches[n : n + together] for n in range(0, len(batches), together)]
+        return [batch for block in blocks for _ in range(often) for batch in block]
 
     def all_agree(self, vote: bool) -> bool:
         """True if all ranks agree; each of them has to call this."""
@@ -72,7 +76,9 @@ class Ranks:
             return None
         from autotune.training.distributed import engine_of, other_settings
 
-        engine, requested = engine_of(trainer), engine_name(self.sharding)
+        sizes = {"cp_size": trainer.get_cp_size(), "sp_size": trainer.get_sp_size()}
+        shared = "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
+        engine, requested = engine_of(trainer) + shared, engine_name(self.sharding)
         if engine != requested:
             raise AnotherEngine(f"{requested} was asked for, but {engine} ran")
         zero = (self.overrides.get("deepspeed") or {}).get("zero_optimization")

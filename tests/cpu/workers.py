@@ -23,6 +23,7 @@ def one_step(path: Path) -> None:
 
     folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request))
+    os.environ.update(request.environment)
     torch.set_num_threads(1)
     trains = family(request.method)
     overrides = {**trains.overrides, "output_dir": str(folder.scratch), "max_steps": 1}

@@ -293,6 +293,14 @@ def _zero2_alone() -> Case:
     return _several(1, distributed_type="DEEPSPEED", zero_stage=2, offload_optimizer_device="cpu")
 
 
+def _sequence() -> Case:
+    return _several(8, distributed_type="DEEPSPEED", zero_stage=3, sp_size=4)
+
+
+def _context() -> Case:
+    return _several(8, distributed_type="FSDP", cp_size=2, torch_compile=True)
+
+
 def _fsdp2() -> Case:
     return _several(2, distributed_type="FSDP", fsdp_reshard_after_forward=False)
 
@@ -317,4 +325,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "zero3": _zero3,
     "zero2_alone": _zero2_alone,
     "fsdp2": _fsdp2,
+    "sequence": _sequence,
+    "context": _context,
 }

@@ -280,8 +280,13 @@ def _parts_table(estimate: Estimate) -> Table:
         table.add_row("step time", format_seconds(estimate.step_time_s))
         table.add_row("tokens/s", f"{estimate.tokens_per_s:.0f}")
     table.add_row("p(oom)", f"{estimate.p_oom:.3f}")
+    if estimate.peak_while_loading_bytes is not None:
+        table.add_row("peak while loading", format_bytes(estimate.peak_while_loading_bytes))
     if estimate.host_bytes is not None:
         table.add_row("host, all processes", format_bytes(estimate.host_bytes))
+    if estimate.host_peak_while_loading_bytes is not None:
+        loading = format_bytes(estimate.host_peak_while_loading_bytes)
+        table.add_row("host, while loading", loading)
     if estimate.p_host_oom is not None:
         table.add_row("p(host oom)", f"{estimate.p_host_oom:.3f}")
     return table

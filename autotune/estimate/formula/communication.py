@@ -131,3 +131,51 @@ def exchange_s(sharding: Sharding, exchange: Exchange, accumulation: int) -> flo
     """Return the seconds of one optimizer step that all of it takes."""
     sent_s = sent_bytes(sharding, exchange, accumulation) / exchange.link_bytes_per_s
     return sent_s + moved_s(sharding, exchange, accumulation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRows:
+    """The attention of rows whose tokens processes share.
+
+    Attributes:
+        tokens: of one process.
+        queries, keys: numbers of a token in one layer: of its queries, and of its keys or values.
+        layers: how many have attention.
+        width: bytes of a number.
+        recomputes: whether the backward pass computes attention again.
+    """
+
+    tokens: float
+    queries: int
+    keys: int
+    layers: int
+    width: int
+    recomputes: bool
+
+
+def shared_rows_bytes(sharding: Sharding, rows: SharedRows) -> float:
+    """Return what each of p processes sends to those that share its rows, for its tokens t.
+
+    cp_size   (3, with recomputing 4) (p - 1) 2 k t: keys and values, again in the backward pass,
+              and their gradients (torch 2.13, `_context_parallel/_attention.py`)
+    sp_size   (2, with recomputing 3) (1 - 1/p) (2 q + 2 k) t: all of a layer's attention, in and
+              out (DeepSpeed 0.19.8, `ulysses_sp.py`); that keys are repeated where there are fewer
+              heads of them than processes is left out
+    """
+    often = rows.recomputes + (3 if sharding.cp_size > 1 else 2)
+    sent = (sharding.cp_size - 1) * 2.0 * rows.keys
+    sent += (1 - 1 / sharding.sp_size) * 2 * (rows.queries + rows.keys)
+    return often * sent * rows.tokens * rows.layers * rows.width
+
+
+def row_buffers_bytes(sharding: Sharding, rows: SharedRows) -> float:
+    """Return what one layer's attention holds besides where rows are shared.
+
+    cp_size   keys and values of all processes, twice, and the result in float32
+    sp_size   queries, keys, values and the result once more
+    """
+    if sharding.cp_size > 1:
+        held = 2 * 2 * rows.keys * sharding.cp_size * rows.width + 4 * rows.queries
+    else:
+        held = 2 * (rows.queries + rows.keys) * rows.width
+    return held * rows.tokens

@@ -38,8 +38,8 @@ from autotune.estimate.records.events import (
     DATA,
     FREE,
     GRADIENTS,
-    INIT,
     LASTING,
+    LOADING,
     MICRO_STEP,
     MOVE,
     NOWHERE,
@@ -273,21 +273,20 @@ def sharded_point(
     )
 
 
-def with_loading(reply: PointReply, request: EstimateRequest) -> PointReply:
-    """Return a reply of a point whose device first holds all of a base that is divided then."""
-    loaded, limit = request.loaded_bytes, request.limit_bytes
-    reply = replace(reply, phases={**reply.phases, INIT: loaded}) if loaded else reply
-    if loaded <= reply.peak_allocated_bytes:
-        return reply
+def with_loading(point: PointReply, loaded: int, limit: int) -> PointReply:
+    """Return a point whose device holds so many bytes while its models are loaded."""
+    point = replace(point, phases={**point.phases, LOADING: loaded})
+    if loaded <= point.peak_allocated_bytes:
+        return point
     return replace(
-        reply,
+        point,
         peak_allocated_bytes=loaded,
-        peak_reserved_bytes=max(loaded, reply.peak_reserved_bytes),
+        peak_reserved_bytes=max(loaded, point.peak_reserved_bytes),
         parts={WEIGHTS: loaded},
         operator="",
-        phase=INIT,
-        oom=reply.oom or (limit is not None and loaded > limit),
-        missing_bytes=max(loaded - limit, 0) or None if limit is not None else None,
+        phase=LOADING,
+        oom=point.oom or loaded > limit,
+        missing_bytes=max(loaded - limit, point.missing_bytes or 0) or None,
     )
 
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 ALLOCATE, FREE, MOVE, PHASE = "a", "f", "m", "p"
-INIT, DATA, MICRO_STEP, STEP = "init", "data", "micro-step", "step"
-"""Phases of a training: its batches are fetched, a micro-step, the optimizer's step."""
+LOADING, INIT = "loading", "init"
+DATA, MICRO_STEP, STEP = "data", "micro-step", "step"
+"""Phases of a training: its models are loaded, all is made, its batches are fetched, a micro-step,
+the optimizer's step."""
 NOWHERE = 0
 STREAM = 1 << 48
 FLASH_PACKAGE = "aten::_flash_attention"

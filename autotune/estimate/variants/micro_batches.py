@@ -195,7 +195,7 @@ class VariantData:
 
     def __init__(self, request: EstimateRequest) -> None:
         self._request = request
-        self._rows = Rows(request.rows, request.method)
+        self._rows = Rows(request.rows, request.method, request.row_parts)
         self._plans: dict[str, Plan] = {}
 
     def plan(self, point: Point) -> Plan:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autotune.estimate.allocator.replay import CPU_GRANULE, CUDA_GRANULE, Replay, on_cpu, replayed
-from autotune.estimate.formula.devices import with_loading
 from autotune.estimate.protocol import (
     EstimateRequest,
     MicroBatch,
@@ -383,7 +382,7 @@ class ShardedEstimates(Retracing):
         )
 
     def _reply(self, point: Point, replay: Replay, host: int) -> PointReply:
-        reply = PointReply(
+        return PointReply(
             **replay.as_reply_fields(),
             host_bytes=host,
             sample=histogram(self._data.plan(point).sample),
@@ -391,7 +390,6 @@ class ShardedEstimates(Retracing):
             sigma=self._data.order_sigma(point),
             method="trace",
         )
-        return with_loading(reply, self._request)
 
     # -- what a step computes
 

@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
+from autotune.job.methods import SFT
 from autotune.space.foreign.fields import CARRIED, MEMORY, NOTHING, SEARCHED
 from autotune.space.foreign.launch import Launch, parallel_sizes
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import AXOLOTL
+from autotune.space.job_shape import row_parts
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
+from autotune.space.sharding.sharding import CP_SIZE, DEEPSPEED, DISTRIBUTED_TYPE, FSDP, SP_SIZE
 
 _DIVIDED = ("dp_shard_size", "dp_replicate_size")
 """Fields that say among how many devices rows are divided."""
+_SHARED = {"context": (CP_SIZE, FSDP), "sequence": (SP_SIZE, DEEPSPEED)}
+"""Ways in which processes share rows here, too: the knob, and the engine that it needs."""
 _TOTAL, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 
 
@@ -46,27 +51,48 @@ class Rows:
         given = [name for name in parallel_sizes() if reading.given(name)]
         sizes = {parallel_sizes()[name]: reading.counted(name, 1) for name in given}
         sizes = {**launch.parallel, **sizes}
-        parallel = math.prod(sizes.values())
-        sized = math.prod(reading.counted(n, 1) for n in _DIVIDED) * parallel
+        parallel, shared = math.prod(sizes.values()), row_parts(reading.job.get("fixed", {}))
+        sized = math.prod(reading.counted(n, 1) for n in _DIVIDED) * parallel * shared
         processes, inferred = launch.processes or launch.machines, False
         if launch.processes is None and total is not None and total % (micro * steps) == 0:
-            processes, inferred = total // (micro * steps) * parallel, True
+            processes, inferred = total // (micro * steps) * parallel * shared, True
             text = f"devices: {processes} (DeepSpeed's `{_TOTAL}: {total}` says it)"
             reading.assumed.append(text)
         elif launch.processes is None and sized > 1:
             processes, inferred = sized, True
             reading.assumed.append(f"devices: {sized} (the product of the file's parallel sizes)")
-        if processes % parallel:
-            what = f"{processes} devices cannot be divided by {parallel}"
+        if processes % (parallel * shared):
+            what = f"{processes} devices cannot be divided by {parallel * shared}"
             reading.refuse("num_processes", what)
         elif parallel > 1:
             _say_parallel(reading, sizes, (micro, micro * steps * processes // parallel), processes)
-        ways = max(processes // parallel, 1)
+        ways = max(processes // parallel // shared, 1)
         if total is not None and total != micro * steps * ways:
             product = f"{micro} x {steps} x {ways} = {micro * steps * ways}"
             what = f"DeepSpeed's `{_TOTAL}: {total}` contradicts {product}"
             reading.refuse(_TOTAL, what, "write `auto` into DeepSpeed's file")
         return cls(micro=micro, steps=steps, processes=processes, ways=ways, inferred=inferred)
+
+
+def share_rows(reading: Reading, launch: Launch) -> Launch:
+    """Pin how many processes share each row, where accelerate's file says it of a training that
+    does; return the launch without it."""
+    for axis, (name, kind) in _SHARED.items():
+        size, knob = launch.parallel.get(axis, 1), reading.definition.knob(name)
+        theirs = launch.pins.get(DISTRIBUTED_TYPE)
+        if knob is None or size == 1 or theirs != kind or reading.method.name != SFT.name:
+            continue
+        if size in (knob.choices or ()):
+            reading.write(f"fixed.{name}", size)
+            fates = tuple(
+                replace(fate, kind=CARRIED, detail=f"fixed.{name}", changes="")
+                if fate.field.endswith(f"parallelism_config_{name}")
+                else fate
+                for fate in launch.fates
+            )
+            left = {other: n for other, n in launch.parallel.items() if other != axis}
+            return replace(launch, parallel=left, fates=fates)
+    return launch
 
 
 def _say_parallel(

@@ -15,7 +15,7 @@ from autotune.facts.stack import field_defaults
 from autotune.job.methods import METHODS
 from autotune.space.definition import load_definition
 from autotune.space.foreign import as_is, launch, readers
-from autotune.space.foreign.batch import Rows, set_rows
+from autotune.space.foreign.batch import Rows, set_rows, share_rows
 from autotune.space.foreign.command_line import Command
 from autotune.space.foreign.fields import CARRIED, NOTHING, SEARCHED, UNKNOWN, Fate, Imported
 from autotune.space.foreign.launch import CHECKPOINTING, Launch, Read
@@ -137,6 +137,7 @@ def _make_job(reading: Reading, found: Launch) -> Launch:
     _read_precision(reading, found)
     if found.cpu:
         reading.write("devices.kind", "cpu")
+    found = share_rows(reading, found)
     rows = Rows.of(reading, found)
     set_rows(reading, rows)
     total = reading.given("total_episodes")

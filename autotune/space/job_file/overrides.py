@@ -32,6 +32,7 @@ OWNERS = {
     "torch_compile_mode": "`fixed: {torch_compile: true}` (the mode cannot be chosen yet)",
     "deepspeed": "`fixed: {distributed_type: DEEPSPEED, zero_stage: 2}`",
     "fsdp": "`fixed: {distributed_type: FSDP}`",
+    "parallelism_config": "`fixed: {cp_size: 2}` or `fixed: {sp_size: 2}`",
 }
 """Fields that have a home of their own in the job."""
 

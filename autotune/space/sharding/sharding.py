@@ -18,7 +18,10 @@ ZERO_FIELDS = ("overlap_comm", BUCKET_SIZE, PREFETCHED, PERSISTENCE, "pin_memory
 """Fields of DeepSpeed's own file."""
 SHARDING_KNOBS = (DISTRIBUTED_TYPE, "zero_stage", OPTIMIZER_OFFLOAD, PARAM_OFFLOAD, RESHARD)
 """Knobs that say what is divided, and where it is kept."""
-KNOBS = (NUM_PROCESSES, *SHARDING_KNOBS, *ZERO_FIELDS)
+CP_SIZE, SP_SIZE, SP_ATTENTION = "cp_size", "sp_size", "sp_attn_implementation"
+"""Processes that share the tokens of each row: by context parallelism (FSDP2), or by Ulysses'
+sequence parallelism (DeepSpeed)."""
+KNOBS = (NUM_PROCESSES, *SHARDING_KNOBS, *ZERO_FIELDS, CP_SIZE, SP_SIZE)
 """Those of `search_spaces/sharding.yaml`: fields of accelerate or DeepSpeed, not of the trainer."""
 
 Offload = Literal["none", "cpu"]
@@ -42,6 +45,8 @@ class Sharding:
         stage3_prefetch_bucket_size: elements of weights that are gathered ahead.
         stage3_param_persistence_threshold: weights of fewer elements are whole in each process.
         pin_memory: whether what is offloaded is in page-locked memory; None: where there are GPUs.
+        cp_size, sp_size: of accelerate's `parallelism_config`: how many processes share a row.
+        sp_attn_implementation: its kernel of attention, which has to be the model's.
     """
 
     distributed_type: str = NONE
@@ -55,6 +60,19 @@ class Sharding:
     stage3_prefetch_bucket_size: int | None = None
     stage3_param_persistence_threshold: int | None = None
     pin_memory: bool | None = None
+    cp_size: int = 1
+    sp_size: int = 1
+    sp_attn_implementation: str = "sdpa"
+
+    @property
+    def row_parts(self) -> int:
+        """Number of processes that share the tokens of each row."""
+        return self.cp_size * self.sp_size
+
+    @property
+    def replicas(self) -> int:
+        """Number of groups of processes with rows of their own (data parallelism)."""
+        return self.num_processes // self.row_parts
 
     @property
     def in_group(self) -> bool:
@@ -80,6 +98,8 @@ def sharding_of(values: Mapping[str, Any], devices: int) -> Sharding:
     """
     names = [n for n in KNOBS if n not in ZERO_FIELDS or values.get(DISTRIBUTED_TYPE) == DEEPSPEED]
     fields = {name: values[name] for name in names if values.get(name) is not None}
+    if fields.get(SP_SIZE, 1) > 1:
+        fields[SP_ATTENTION] = values.get("attn_implementation") or "sdpa"
     sharding = Sharding(**{NUM_PROCESSES: devices, **fields})
     return sharding if sharding.in_group else Sharding()
 
@@ -98,8 +118,14 @@ def heaviest_ranks(sharding: Sharding) -> tuple[int, ...]:
 
 
 def engine_name(sharding: Sharding) -> str:
-    """Return what spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`, or `a plain
-    copy`."""
+    """Return what spreads a training: `DDP`, `FSDP2`, `ZeRO-2, optimizer on cpu`, `FSDP2, cp_size
+    2`, or `a plain copy`."""
+    sizes = {CP_SIZE: sharding.cp_size, SP_SIZE: sharding.sp_size}
+    shared = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    return ", ".join([_engine_name(sharding), *shared])
+
+
+def _engine_name(sharding: Sharding) -> str:
     if sharding.distributed_type == DEEPSPEED:
         optimizer, weights = sharding.offload_optimizer_device, sharding.offload_param_device
         return zero_name(sharding.zero_stage, optimizer, weights)
@@ -155,6 +181,24 @@ def fsdp_environment(sharding: Sharding, **environment: Any) -> dict[str, str]:
     fields = {**fsdp_fields(sharding), **environment}
     texts = {name.upper(): _text(value) for name, value in fields.items()}
     return {"ACCELERATE_USE_FSDP": "true", **texts}
+
+
+def parallelism_fields(sharding: Sharding) -> dict[str, int | str]:
+    """Return the fields of accelerate's `parallelism_config`; none where each process has whole
+    rows."""
+    if sharding.row_parts == 1:
+        return {}
+    fields: dict[str, int | str] = {"dp_shard_size": sharding.replicas, CP_SIZE: sharding.cp_size}
+    if sharding.sp_size > 1:
+        fields |= {SP_SIZE: sharding.sp_size, SP_ATTENTION: sharding.sp_attn_implementation}
+    return {f"parallelism_config_{name}": value for name, value in fields.items()}
+
+
+def parallelism_environment(sharding: Sharding) -> dict[str, str]:
+    """Return the variables that `accelerate launch` makes of these fields."""
+    fields = parallelism_fields(sharding)
+    texts = {name.upper(): _text(value) for name, value in fields.items()}
+    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **texts} if fields else {}
 
 
 def _text(value: Any) -> str:

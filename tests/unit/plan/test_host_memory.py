@@ -23,19 +23,22 @@ OFFLOADED = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "offload_optimize
 ON_DEVICE = {"distributed_type": "DEEPSPEED", "zero_stage": 2, "offload_optimizer_device": "none"}
 
 
-def facts_of(free_gib, kind="cuda"):
+def facts_of(free_gib, kind="cuda", stored="float32"):
     facts = make_facts(kind)
-    model = replace(facts.model, parameters=PARAMETERS, hidden_size=4096, vocab_size=32000)
+    sizes = {"parameters": PARAMETERS, "hidden_size": 4096, "vocab_size": 32000}
+    model = replace(facts.model, **sizes, dtype=stored)
     host = None if free_gib is None else HostFacts(total_bytes=2**42, free_bytes=free_gib * GIB)
     return replace(facts, model=model, host=host)
 
 
-def hosted(values, free_gib=None, wanted=None, traced=None, kind="cuda", reserved=20 * GIB):
+def hosted(
+    values, free_gib=None, wanted=None, traced=None, kind="cuda", reserved=20 * GIB, **facts
+):
     devices = {"kind": kind, "count": COUNT, **({"host_memory": wanted} if wanted else {})}
     job = make_job(devices=devices, precision="fp32" if kind == "cpu" else "bf16")
     return with_host(
         make_estimate(reserved),
-        settings(job, facts_of(free_gib, kind), make_candidate(**values)),
+        settings(job, facts_of(free_gib, kind, **facts), make_candidate(**values)),
         process_bytes=GIB,
         traced_bytes=traced,
     )
@@ -92,10 +95,16 @@ def test_processes_take_their_part_each():
     assert hosted(OFFLOADED, 1000, traced=GIB).host_bytes < there.host_bytes
 
 
-def test_under_fsdp_one_process_holds_the_whole_model_while_it_is_loaded():
-    fsdp = {"distributed_type": "FSDP"}
-    assert hosted(fsdp, 1000).host_bytes == COUNT * GIB + 4 * PARAMETERS
-    assert not hosted(fsdp, 30).fits and hosted(ON_DEVICE, 30).fits
+def test_each_process_converts_a_whole_model_of_another_type_while_loading():
+    """Of the same type it only maps the file; ZeRO-3 gives each weight to its parts."""
+    whole = COUNT * (GIB + 4 * PARAMETERS)
+    for values in (ON_DEVICE, {"distributed_type": "FSDP"}):
+        assert hosted(values, 1000).host_bytes == COUNT * GIB
+        assert hosted(values, 1000, stored="bfloat16").host_bytes == whole
+    stage_3 = {**ON_DEVICE, "zero_stage": 3}
+    assert hosted(stage_3, 1000, stored="bfloat16").host_bytes == COUNT * GIB
+    refused = hosted(ON_DEVICE, 64, stored="bfloat16")
+    assert not refused.fits and "of the host's memory while loading" in refused.notes[-1]
 
 
 def test_what_the_host_has_not_does_not_fit_and_says_so():

@@ -75,6 +75,8 @@ def every_combination(job, facts):
             values = [job.global_batch_size]
         elif knob.name == "train_sampling_strategy":
             values = ["random", "group_by_length"]  # rows differ in length here
+        elif knob.name == "torch_compile":
+            values = [False]  # for the same reason
         elif knob.name == "expandable_segments":
             values = [facts.device.kind == "cuda"]
         elif knob.name == "dtype":

@@ -10,7 +10,6 @@ from autotune.space.quantization import (
     base_bytes,
     bits_of,
     divides_base,
-    loaded_bytes,
     loading_note,
     not_installed,
     quantization,
@@ -105,8 +104,7 @@ def test_each_device_first_holds_the_whole_base():
     model = replace(mixture().model, parameters=16_384 * 64, unquantised={"head": 0})
     config = {"load_in_4bit": True, "use_bnb_nested_quant": True, "dtype": "bfloat16"}
     packed = 16_384 * 32 + 16_384 + 4 * 64
-    assert loaded_bytes(model, config, DIVIDED["FSDP"]) == packed
-    assert loaded_bytes(model, config, COPIES) == 0  # it stays whole: the trace has it
+    assert base_bytes(model, config) == packed
     eight = {"load_in_8bit": True, "dtype": "bfloat16"}
     assert base_bytes(model, eight) == 16_384 * 64
     assert base_bytes(model, {"dtype": "bfloat16"}) is None

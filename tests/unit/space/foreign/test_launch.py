@@ -159,6 +159,17 @@ def test_devices_that_share_rows_divide_the_global_batch(launch: str, ways: int)
     assert imported(text, json.dumps(data), devices=8).job["global_batch_size"] == 4 * 2 * ways
 
 
+@pytest.mark.parametrize(("kind", "knob"), [("FSDP", "cp_size"), ("DEEPSPEED", "sp_size")])
+def test_rows_that_processes_share_here_too_are_carried(kind: str, knob: str) -> None:
+    share = f"parallelism_config: {{parallelism_config_{knob}: 4}}\n"
+    found = imported(TRL, f"distributed_type: {kind}\nnum_processes: 8\n{share}")
+    assert found.job["fixed"][knob] == 4
+    assert found.job["global_batch_size"] == 2 * 8 * 2
+    field = f"accelerate: parallelism_config.parallelism_config_{knob}"
+    assert fates(found, "carried")[field] == f"fixed.{knob}"
+    assert not any("not built" in text for text in found.assumed)
+
+
 def test_rows_that_two_files_share_out_are_shared_out_once() -> None:
     launch = f"{ON_EIGHT}parallelism_config: {{parallelism_config_tp_size: 2}}\n"
     text = changed(AXOLOTL, ["tensor_parallel_size: 2"])
