@@ -61,6 +61,8 @@ class ModelFacts:
     """Of a mixture of experts, those that a token passes, embeddings among them; None: all."""
     dtype: str | None = None
     """As which its checkpoint holds its weights, as torch names it; None: nothing says it."""
+    teacher: "ModelFacts | None" = None
+    """The model that teaches it."""
 
 
 def survey_model(

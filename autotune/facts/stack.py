@@ -224,8 +224,7 @@ def refuse_missing(method: str) -> None:
         UserError: so it is.
     """
     if (reason := missing(method)) is not None:
-        hint = "`pip install trl==1.12.0`, or `method: rloo` or `grpo`: they need no value model"
-        raise user_error(reason, where="method", hint=hint)
+        raise user_error(reason, where="method", hint=METHODS[method].install)
 
 
 def field_name(name: str, fields: frozenset[str]) -> str:

@@ -70,7 +70,8 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
             for module in models.modules()[1:]:
-                watch_layers(tracer, module)
+                if module in models.alike:
+                    watch_layers(tracer, module)
             step_phases = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
             phases = phases_of(tracer, trainer, request, step_phases)
             phases.install()

@@ -129,12 +129,14 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         models = family(request.method).models(trainer_spec(request), training, model, "meta")
         return quantize(models, model, on_cuda=request.cuda is not None)
 
-    with _fewer_layers(request.layers):
+    teacher = request.config.get("teacher_model_name_or_path")
+    with _fewer_layers(request.layers, whole=teacher):
         models = build()
     if request.layers is not None:
         full_models = build()
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
-        if len({len(signatures(module)) for module in full_models.modules()}) != 1:
+        alike = [module for module in full_models.modules() if module in full_models.alike]
+        if len({len(signatures(module)) for module in alike}) != 1:
             raise Irregular("the models do not all have as many layers")
         copies = LAYERS.between(len(full_layers)) if len(layers) == request.layers else 0
         first, last = layers[: LAYERS.first], layers[-LAYERS.last :]
@@ -155,8 +157,8 @@ def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dic
 
 
 @contextlib.contextmanager
-def _fewer_layers(layers: int | None) -> Iterator[None]:
-    """Model configs read from now on have this many decoder layers."""
+def _fewer_layers(layers: int | None, whole: str | None) -> Iterator[None]:
+    """Model configs read from now on have this many decoder layers, but for that at `whole`."""
     if layers is None:
         yield
         return
@@ -164,6 +166,8 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
 
     def read_config(*args: Any, **kwargs: Any) -> Any:
         config = original(*args, **kwargs)
+        if args[:1] == (whole,):
+            return config
         text = config.get_text_config()
         types = getattr(text, "layer_types", None)
         if types:
