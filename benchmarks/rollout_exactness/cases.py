@@ -162,7 +162,7 @@ def every() -> Iterator[Case]:
 
 
 def taught() -> Iterator[Case]:
-    """Yield what it runs of distillation: teachers as the student, deeper, and of another family."""
+    """Yield what it runs of distillation: teachers like the student, deeper, of other families."""
     method = "distillation"
     yield Case(method=method, teacher="qwen2", beta=1.0)
     yield Case(method=method, teacher="qwen2-untied", beta=1.0, checkpointing=True)

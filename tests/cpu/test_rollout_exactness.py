@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.stack import missing
 from autotune.process.child_server import ChildServer
 from benchmarks.rollout_exactness.cases import Case
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
@@ -18,6 +19,7 @@ from tests.cpu.conftest import Sweep
 from tests.guards import some_of
 
 GRPO, PPO = Case(beta=0.04, checkpointing=True), PpoCase()
+TAUGHT = Case(method="distillation", teacher="qwen2-untied", beta=1.0, checkpointing=True)
 CASES = (
     GRPO,
     Case(model="llama", lora=True, beta=0.04, batch="two rounds", ragged=False),
@@ -27,6 +29,7 @@ CASES = (
     Case(beta=0.04, batch="no accumulation", checkpointing=True),
     Case(judged=True, beta=0.04, batch="two steps of a round"),
     Case(vllm=True, lora=True, checkpointing=True, beta=0.04, batch="two rounds"),
+    *((TAUGHT,) if missing("distillation") is None else ()),
     PPO,
     PpoCase(lora=True, batch="in parts", ragged=False, checkpointing=True),
 )
@@ -35,13 +38,16 @@ CASES = (
 @pytest.fixture(scope="module")
 def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("rollouts")
-    write_models(folder / "models", {case.model for case in CASES})
+    teachers = {TAUGHT.teacher}
+    write_models(folder / "models", {case.model for case in CASES} | teachers)
     return Sweep(
         lambda case: compare(case, server, folder / "models", folder / str(CASES.index(case)))
     )
 
 
-@pytest.mark.parametrize("case", some_of(CASES, {GRPO}, "exactness"), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", some_of(CASES, {GRPO, TAUGHT}, "exactness"), ids=lambda case: case.name
+)
 def test_the_estimate_is_the_peak_of_real_generation_and_training(rows: Sweep, case: Any) -> None:
     row = rows[case]
     assert "failure" not in row, row["failure"]

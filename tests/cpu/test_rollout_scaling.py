@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.stack import missing
 from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -42,6 +43,13 @@ GRPO = {
     "beta": 0.04,
     "reward_funcs": ["get_soft_overlong_punishment"],
 }
+TAUGHT = {
+    "max_completion_length": 16,
+    "beta": 0.5,
+    "temperature": 1.0,
+    "teacher_model_init_kwargs": {"dtype": "bfloat16"},
+    "bf16": True,
+}
 LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 CHECKPOINTED = {
     "gradient_checkpointing": True,
@@ -68,6 +76,7 @@ CASES = {
     ),
     "ppo on the CPU": Case("ppo", {**PPO, "num_mini_batches": 2}, cuda=None),
     "grpo": Case("grpo", GRPO),
+    **({} if missing("distillation") else {"distillation": Case("distillation", TAUGHT)}),
 }
 
 
@@ -141,6 +150,9 @@ def test_few_layers_and_tokens_stand_for_all(
     folder = ChildFolder(path=tmp_path / "probe")
     folder.path.mkdir()
     case = dataclasses.asdict(CASES[name])
+    if name == "distillation":  # on CUDA, beside a teacher that has another depth
+        teacher = write_model(tmp_path / "teacher", {**LLAMA, "num_hidden_layers": 5}).parent
+        case["config"]["teacher_model_name_or_path"] = str(teacher)
     write_json(folder.request, {"case": case, "model": str(model)})
     server.run(folder, WORKER, Limits(wall_s=600))
     found = read_json(folder.reply)

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.stack import missing
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from tests.cpu.conftest import Bench
+from tests.cpu.conftest import LLAMA, Bench
+from tests.cpu.test_distillation import opened
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "4x2": {"per_device_train_batch_size": 4},
@@ -57,3 +60,27 @@ def test_another_loss_does_move_the_weights_differently(
 ) -> None:
     found = one_step(bench, "dft", loss_type="dft")
     assert found["loss"] != pytest.approx(reference["loss"], rel=1e-2)
+
+
+TAUGHT = ("4x2", "1x8", "checkpointing", "eager", "foreach")
+
+
+@pytest.fixture(scope="module")
+def taught(
+    server: ChildServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bench, dict[str, Any]]:
+    if (reason := missing("distillation")) is not None:
+        pytest.skip(reason)
+    bench = opened(tmp_path_factory.mktemp("taught"), server, {**LLAMA, "hidden_size": 96})
+    return bench, one_step(bench, "reference")
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_speed_knob_leaves_a_step_of_distillation_as_it_is(
+    taught: tuple[Bench, dict[str, Any]], name: str
+) -> None:
+    """The student writes the same completions, and its teacher says the same of them."""
+    bench, plain = taught
+    found = one_step(bench, name, **VARIANTS[name])
+    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+    assert found["moved"] == pytest.approx(plain["moved"], rel=2e-3)

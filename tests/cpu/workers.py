@@ -17,7 +17,8 @@ def one_step(path: Path) -> None:
     """One optimizer step of a candidate on its first rows; what it did to the weights."""
     import torch
 
-    from autotune.training.batch_plan import Rows, as_dataset
+    from autotune.job.methods import METHODS
+    from autotune.training.batch_plan import Rows, as_dataset, raw_rows
     from autotune.training.registry import family
 
     folder = ChildFolder(path=path)
@@ -26,10 +27,14 @@ def one_step(path: Path) -> None:
     trains = family(request.method)
     overrides = {**trains.overrides, "output_dir": str(folder.scratch), "max_steps": 1}
     _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
-    rows = Rows(request.rows, request.method)
-    batch: list[Any] = [rows[index] for index in range(request.global_batch)]
+    first = range(request.global_batch)
+    if METHODS[request.method].online:
+        data = raw_rows(request.rows).select(first)
+    else:
+        rows = Rows(request.rows, request.method)
+        data = as_dataset([[rows[index] for index in first]])
     torch.manual_seed(0)
-    trainer = trains.trainer(request, training, model, as_dataset([batch]))
+    trainer = trains.trainer(request, training, model, data)
     before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
     trainer.train()
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]

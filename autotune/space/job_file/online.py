@@ -29,7 +29,7 @@ def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
     """Yield what is wrong with lengths and rewards in a job of this method."""
     yield from _of_other_methods(data, method)
     if method.teacher and not data.get(TEACHER):
-        hint = f"`{TEACHER}: qwen2.5-7b` (a model of the same vocabulary)"
+        hint = f"`{TEACHER}: qwen3-8b` (a model of the same vocabulary)"
         yield (TEACHER,), f"`method: {method.name}` needs a teacher", hint
     if not method.online:
         return
