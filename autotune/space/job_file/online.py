@@ -22,15 +22,16 @@ _REWARDS = (
     "import path, or give a `reward_model_path`"
 )
 TEACHER = "teacher_model_name_or_path"
+_KWARGS = "teacher_model_init_kwargs"
+_TYPES = ("float32", "bfloat16", "float16")
 _OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
 
 
 def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
     """Yield what is wrong with lengths and rewards in a job of this method."""
     yield from _of_other_methods(data, method)
-    if method.teacher and not data.get(TEACHER):
-        hint = f"`{TEACHER}: qwen3-8b` (a model of the same vocabulary)"
-        yield (TEACHER,), f"`method: {method.name}` needs a teacher", hint
+    if method.teacher:
+        yield from _of_teacher(data, method)
     if not method.online:
         return
     if data.get("max_length") is not None:
@@ -71,6 +72,17 @@ def _takes(method: Method, name: str) -> bool:
     if name == "reward_funcs":
         return method.rewards_by_functions
     return bool(method.second_model) and method.teacher == (name == TEACHER)
+
+
+def _of_teacher(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
+    if not data.get(TEACHER):
+        hint = f"`{TEACHER}: qwen3-8b` (a model of the same vocabulary)"
+        yield (TEACHER,), f"`method: {method.name}` needs a teacher", hint
+    training = data.get("training")
+    kwargs = training.get(_KWARGS) if isinstance(training, Mapping) else None
+    if isinstance(kwargs, Mapping) and not (len(kwargs) == 1 and kwargs.get("dtype") in _TYPES):
+        hint = f"only its type can be said: `{_KWARGS}: {{dtype: bfloat16}}`"
+        yield ("training", _KWARGS), "a teacher is not quantised or changed here", hint
 
 
 def _of_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
