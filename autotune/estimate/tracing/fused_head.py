@@ -114,7 +114,8 @@ def fused_head_as_on_cuda(tracer: Tracer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _divergence_as_on_cuda(tracer: Tracer, yes: Callable[[Any], bool]) -> Iterator[None]:
-    """The same of the loss that holds a student's tiles against a teacher's, where that trains."""
+    """Do the same for the loss that holds a student's tiles against a teacher's, where that
+    trains."""
     trainer = sys.modules.get(DISTILLATION)
     if trainer is None:
         yield
