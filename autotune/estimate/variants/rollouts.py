@@ -200,12 +200,12 @@ class RolloutEstimates(Retracing):
             "gradient_accumulation_steps": rollout.accumulation,
         }
         if self._request.method != "ppo":
-            fields |= {
+            groups = {
                 "generation_batch_size": rollout.completions,
                 # A group that is divided among devices: here its part is a group.
                 "num_generations": math.gcd(rollout.group, rollout.completions),
             }
-            return {name: v for name, v in fields.items() if name in self._request.config}
+            return fields | {n: v for n, v in groups.items() if n in self._request.config}
         # Each epoch is like the first; a mini-batch lets go of what its last micro-step kept.
         parts = self._request.config["num_mini_batches"]
         last_alone = rollout.accumulation > 1 and rollout.accumulation == parts
