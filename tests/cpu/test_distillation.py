@@ -25,6 +25,7 @@ PINS = {
 }
 
 
+@pytest.mark.nightly("launches")
 def test_a_job_with_a_teacher_becomes_a_verified_bundle_that_trains(autotune: Command) -> None:
     """Conversations with their own template; both models are bare configs, and the launch loads
     both from files."""
