@@ -88,13 +88,15 @@ class RolloutTraceReply(Message):
     `work` has `prefill`, `decode` (the last whole step), `before` (the one before it), `scoring`,
     `judging` (where completions are scored in parts: what is done for each), `update` (one
     micro-step) and `optimizer`. `windows`: of each layer how many tokens its cache keeps at most;
-    0: all.
+    0: all. `teacher_layers`: how many were traced, as chunks; 0: there is no teacher, or its layers
+    are not told apart.
     """
 
     events: list[Any]
     layers: int
     work: dict[str, list[Any]]
     windows: list[int] = field(default_factory=list)
+    teacher_layers: int = 0
     policy: dict[str, int] = field(default_factory=dict)
 
 
@@ -158,6 +160,7 @@ class EstimateRequest(Message):
         sharding: fields of `space.sharding.Sharding`: what they divide among themselves; with
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
+        teacher_layers: of the model that teaches.
         loaded_bytes: what each device holds before a quantised base is divided; 0: it is not.
         all_layers: whether all layers are traced then, however many there are, for bytes alone.
         rank: the process that is traced then.
@@ -185,6 +188,7 @@ class EstimateRequest(Message):
     seed: int
     devices: int = 1
     hidden: int = 0
+    teacher_layers: int = 0
     loaded_bytes: int = 0
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None

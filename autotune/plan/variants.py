@@ -172,6 +172,7 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
         sharding=sharding.plain(),
         deepspeed=first.settings.deepspeed,
         hidden=facts.model.hidden_size or 4096,
+        teacher_layers=(facts.model.teacher and facts.model.teacher.layers) or 0,
         loaded_bytes=loaded_bytes(facts.model, first.settings.config, sharding),
     )
     members = (

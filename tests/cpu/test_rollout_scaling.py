@@ -20,6 +20,7 @@ from tests.cpu.test_estimate_scaling import CUDA, LAYERS
 from tests.guards import some_of
 
 WORKER = "tests.cpu.test_rollout_scaling:compare"
+TEACHER_LAYERS = 8
 PROMPTS = (24, 9, 17, 30)
 SHARED = {
     "model_name_or_path": "some model",
@@ -116,6 +117,7 @@ def compare(path: Path) -> None:
             limit_bytes=None,
             cache=None,
             seed=0,
+            teacher_layers=TEACHER_LAYERS,
         )
     )
     point = Point(batching=dataclasses.asdict(rollout), accumulates=True)
@@ -151,7 +153,9 @@ def test_few_layers_and_tokens_stand_for_all(
     folder.path.mkdir()
     case = dataclasses.asdict(CASES[name])
     if name == "distillation":  # on CUDA, beside a teacher that has another depth
-        teacher = write_model(tmp_path / "teacher", {**LLAMA, "num_hidden_layers": 5}).parent
+        teacher = write_model(
+            tmp_path / "teacher", {**LLAMA, "num_hidden_layers": TEACHER_LAYERS}
+        ).parent
         case["config"]["teacher_model_name_or_path"] = str(teacher)
     write_json(folder.request, {"case": case, "model": str(model)})
     server.run(folder, WORKER, Limits(wall_s=600))
