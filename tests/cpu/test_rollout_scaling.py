@@ -87,6 +87,7 @@ def compare(path: Path) -> None:
 
     from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import EstimateRequest, Point
+    from autotune.estimate.records.events import work_from_plain
     from autotune.estimate.tracing.rollout import trace_rollout
     from autotune.estimate.variants.rollouts import RolloutEstimates
     from autotune.facts.tokenizing import described
@@ -136,7 +137,16 @@ def compare(path: Path) -> None:
     phases = {name: found.phases[name] / whole.use.phases[name] - 1 for name in found.phases}
     write_json(
         folder.reply,
-        {"pair": [figures, real], "phases": phases, "method": found.method, "of": truth.layers},
+        {
+            "pair": [figures, real],
+            "phases": phases,
+            "method": found.method,
+            "of": truth.layers,
+            "flops": [
+                sum(work_from_plain(row[:-1]).flops * row[-1] for row in found.rollout["update"]),
+                sum(work_from_plain(row).flops for row in truth.work["update"]),
+            ],
+        },
     )
 
 
@@ -166,3 +176,6 @@ def test_few_layers_and_tokens_stand_for_all(
     assert allocated == pytest.approx(real_allocated, rel=0.001), found
     assert reserved == pytest.approx(real_reserved, rel=0.03), found
     assert found["phases"] == pytest.approx(dict.fromkeys(found["phases"], 0.0), abs=0.01), found
+    if name == "distillation":
+        few, whole = found["flops"]
+        assert few == pytest.approx(whole, rel=1e-6)
