@@ -105,8 +105,8 @@ def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]
     """Return the fields that a launch needs besides the configuration."""
     fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
-        fields.append(method.reward_model)
-    elif method.lacks_reward(config.get("reward_funcs"), config.get(method.reward_model)):
+        fields.append(method.second_model)
+    elif method.lacks_reward(config.get("reward_funcs"), config.get(method.second_model)):
         fields.append("reward_funcs")
     return tuple(name for name in fields if not config.get(name))
 

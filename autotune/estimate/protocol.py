@@ -88,13 +88,15 @@ class RolloutTraceReply(Message):
     `work` has `prefill`, `decode` (the last whole step), `before` (the one before it), `scoring`,
     `judging` (where completions are scored in parts: what is done for each), `update` (one
     micro-step) and `optimizer`. `windows`: of each layer how many tokens its cache keeps at most;
-    0: all.
+    0: all. `teacher_layers`: how many were traced, as chunks; 0: there is no teacher, or its layers
+    are not told apart.
     """
 
     events: list[Any]
     layers: int
     work: dict[str, list[Any]]
     windows: list[int] = field(default_factory=list)
+    teacher_layers: int = 0
     policy: dict[str, int] = field(default_factory=dict)
 
 
@@ -159,6 +161,7 @@ class EstimateRequest(Message):
             DeepSpeed or FSDP in it the points are traced so, but for methods that generate.
         deepspeed: DeepSpeed's JSON then; batch sizes in it are those of each point.
         row_parts: how many processes share the tokens of each row: one part of it is traced.
+        teacher_layers: of the model that teaches.
         all_layers: whether all layers are traced then, however many there are, for bytes alone.
         rank: the process that is traced then.
         limit_bytes: what the allocator may take; None: as much as it likes.
@@ -185,6 +188,7 @@ class EstimateRequest(Message):
     seed: int
     devices: int = 1
     hidden: int = 0
+    teacher_layers: int = 0
     sharding: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
     row_parts: int = 1

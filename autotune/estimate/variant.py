@@ -125,7 +125,9 @@ def variant_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a flat configuration that decides the variant."""
     variant = {name: value for name, value in config.items() if name not in OUTSIDE_THE_VARIANT}
     # How far from the reference is only a number; that there is one is not.
-    return {**variant, "beta": bool(variant["beta"])} if "beta" in variant else variant
+    if "beta" not in variant or "teacher_model_name_or_path" in variant:
+        return variant
+    return {**variant, "beta": bool(variant["beta"])}
 
 
 def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:

@@ -74,6 +74,8 @@ class ModelFacts:
     dequantized_from: str | None = None
     """How its checkpoint packs weights that are unpacked before a training (`mxfp4`); None: it
     packs none."""
+    teacher: "ModelFacts | None" = None
+    """The model that teaches it."""
 
 
 def survey_model(

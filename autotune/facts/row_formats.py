@@ -274,6 +274,7 @@ ROW_KINDS: dict[str, RowKind] = {
     "kto": LabelledRows(),
     "grpo": PromptRows(),
     "rloo": PromptRows(),
+    "distillation": PromptRows(),
     "ppo": PromptRows(),
 }
 """By method."""

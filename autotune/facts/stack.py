@@ -62,13 +62,6 @@ RENAMED = {
 
 _LEFT_OUT = ("1.13.", "1.14.", "1.15.")
 FIT_TRL = "pip install 'trl>=1.16,<1.17' (or trl==1.12.0, the last that has PPO)"
-_WITH_PPO = (
-    "in a checkout `scripts/setup --ppo` makes an environment for it, and "
-    "`.venv-ppo/bin/autotune` takes this job as it is; elsewhere make an environment, install "
-    "autotune there, then `pip install trl==1.12.0`; or take `method: rloo` or `grpo`, which need "
-    "no value model"
-)
-
 _CONFIG_SOURCES = {
     "transformers": (("training_args.py", "TrainingArguments"),),
     "trl": (
@@ -299,7 +292,7 @@ def refuse_missing(method: str) -> None:
         UserError: so it is.
     """
     if (reason := missing(method)) is not None:
-        hint = FIT_TRL if unfit() else _WITH_PPO
+        hint = FIT_TRL if unfit() else METHODS[method].install
         raise user_error(reason, where="" if unfit() else "method", hint=hint)
 
 

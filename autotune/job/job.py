@@ -145,9 +145,9 @@ class Job(Strict):
     """Hub id, local model folder, or a bare `config.json` (then weights are random, and a tokenizer
     is optional). Of the models below the last part of the id is enough (`qwen2.5-7b`), and a plan
     needs no hub: their shapes are built in."""
-    method: Literal["sft", "reward", "dpo", "kto", "grpo", "rloo", "ppo"] = "sft"
+    method: Literal["sft", "reward", "dpo", "kto", "grpo", "rloo", "distillation", "ppo"] = "sft"
     """Training method: which of TRL's trainers, by the name of its command (`ppo`, which has none,
-    needs TRL up to 1.12)."""
+    needs TRL up to 1.12; `distillation` needs 1.16)."""
     dataset: Annotated[
         Annotated[str, Field(min_length=1), Tag("name")] | Annotated[NoData, Tag("no_data")],
         Discriminator(_dataset_form),
@@ -155,8 +155,8 @@ class Job(Strict):
     """Hub id, local folder or JSONL file, in any form TRL takes: `text`, `prompt`/`completion`,
     `messages` or already tokenized for `sft`; `chosen`/`rejected`, with or without a `prompt`, for
     `reward` and `dpo`; these, or `prompt`/`completion`/`label`, for `kto`; `prompt` for `grpo`,
-    `rloo` and `ppo`. Where there is no data yet: `{lengths: {max: 2048, p50: 300, p99: 1500}}` (of
-    prompts for these three), of which only `max` is required."""
+    `rloo`, `distillation` and `ppo`. Where there is no data yet: `{lengths: {max: 2048, p50: 300,
+    p99: 1500}}` (of prompts for these four), of which only `max` is required."""
     columns: dict[str, str] = {}
     """What TRL calls a column, and what your data do: `{prompt: instruction, completion: output}`.
     TRL's commands rename nothing, so a run keeps a copy of the data set with these names in its
@@ -175,13 +175,13 @@ class Job(Strict):
     Beside an adapter a base is held in its checkpoint's own type where the device computes in 16
     bits; all else in float32 (the knob `dtype`)."""
     global_batch_size: int | str = Field(default=16)
-    """Rows (of pairs: pairs; of `grpo` and `rloo`: completions; of `ppo`: completions of an
+    """Rows (of pairs: pairs; where completions are generated: completions; of `ppo`: those of an
     update) per optimizer step over all devices: a hard equality, never rounded.
     `"65536 tokens"` means that many tokens at full `max_length`, and must divide exactly."""
     max_length: int | None = Field(default=1024, gt=0, le=MOST_LENGTH)
-    """Rows are truncated to this many tokens (`null`: never). Not for `grpo`, `rloo` and `ppo`,
-    whose prompts TRL does not truncate: `max_completion_length` (of `ppo`: `response_length`) is a
-    knob there."""
+    """Rows are truncated to this many tokens (`null`: never). Not for `grpo`, `rloo`,
+    `distillation` and `ppo`, whose prompts TRL does not truncate: `max_completion_length` (of
+    `ppo`: `response_length`) is a knob there."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Mixed precision of the training step. `auto`: bf16 on GPUs that have it, fp16 on older ones,
     fp32 on the CPU."""
@@ -196,6 +196,10 @@ class Job(Strict):
     reward_model_path: str | None = None
     """A reward model for them: a hub id or a local folder. The value model of `ppo` begins as it;
     where `ppo` has none, both are taken to be of the policy's shape, and the launch asks for it."""
+    teacher_model_name_or_path: str | None = None
+    """The teacher of `distillation`, which needs one: named as `model` is, of the same vocabulary.
+    It is held in its checkpoint's own type where the device computes in 16 bits, else in float32
+    (`training: {teacher_model_init_kwargs: {dtype: float32}}` says another)."""
     devices: Devices = Devices()
     """The devices to tune for."""
     objective: Literal["tokens_per_s"] = "tokens_per_s"
@@ -273,6 +277,12 @@ class Job(Strict):
         """The seed of the training, of the sampler and of all random draws."""
         seed = self.training.get("seed", 42)
         return seed if isinstance(seed, int) else 42
+
+    @property
+    def second_model(self) -> str | None:
+        """The model beside the one that is trained, which rewards or teaches; None: none is
+        named."""
+        return self.teacher_model_name_or_path or self.reward_model_path
 
     @property
     def assumed(self) -> tuple[str, ...]:

@@ -20,11 +20,13 @@ class Method:
         classifier: whether the model is a sequence classifier with one output, not a causal LM.
         completion: where completions are generated, the knob that says how long they are.
         knobs: those that a search space of it must have.
-        reward_model: the field that names the model that rewards completions.
+        second_model: the field that names the model beside it, which rewards or teaches.
+        teacher: whether that is a teacher, whose words it learns to expect.
         value_model: whether a second model is trained along, and a third one judges.
         rewards_by_functions: whether functions can, too.
         evaluates: whether the trainer measures its loss on the test split.
-        removal: where newer versions of TRL have it no more, what is said of that.
+        removal: where not every version of TRL has it, what is said of that.
+        install: what to do then.
         own_script: the bundle's file that trains, where TRL has no script that does.
         loops_over_rows: whether its loss goes over the rows one by one, so that a step of more
             rows has other operators.
@@ -44,11 +46,13 @@ class Method:
     classifier: bool = False
     completion: str = ""
     knobs: tuple[str, ...] = ()
-    reward_model: str = ""
+    second_model: str = ""
+    teacher: bool = False
     value_model: bool = False
     rewards_by_functions: bool = False
     evaluates: bool = True
     removal: str = ""
+    install: str = "another version of TRL"
     own_script: str = ""
     loops_over_rows: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +98,7 @@ _GROUPS: Mapping[str, Any] = {
     "online": True,
     "completion": "max_completion_length",
     "knobs": ("generation_batch_size", "num_generations", "max_completion_length"),
-    "reward_model": "reward_model_name_or_path",
+    "second_model": "reward_model_name_or_path",
     "rewards_by_functions": True,
     "refusals": _ONLINE_REFUSES,
 }
@@ -196,6 +200,24 @@ _ALL = (
         **_GROUPS,
     ),
     Method(
+        name="distillation",
+        config="DistillationConfig",
+        source="trainer/distillation_config.py",
+        columns=("prompt_ids",),
+        online=True,
+        completion="max_completion_length",
+        knobs=("max_completion_length",),
+        second_model="teacher_model_name_or_path",
+        teacher=True,
+        removal=": 1.16 has it",
+        install="`pip install -U 'trl>=1.16'`",
+        defaults={"learning_rate": 1e-6, "temperature": 1.0},
+        refusals={
+            "train_sampling_strategy": ((), "this trainer has a sampler of its own"),
+            "use_vllm": ((), "vLLM beside a teacher is not built yet: transformers generate"),
+        },
+    ),
+    Method(
         name="ppo",
         config="PPOConfig",
         source="experimental/ppo/ppo_config.py",
@@ -208,10 +230,14 @@ _ALL = (
             "num_ppo_epochs",
             "num_mini_batches",
         ),
-        reward_model="reward_model_path",
+        second_model="reward_model_path",
         value_model=True,
         evaluates=False,
         removal=": 1.12 is the last that has it",
+        install="in a checkout `scripts/setup --ppo` makes an environment for it, and "
+        "`.venv-ppo/bin/autotune` takes this job as it is; elsewhere make an environment, install "
+        "autotune there, then `pip install trl==1.12.0`; or take `method: rloo` or `grpo`, which "
+        "need no value model",
         own_script="train_ppo.py",
         defaults={
             "learning_rate": 3e-6,

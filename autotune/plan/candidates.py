@@ -245,6 +245,7 @@ def by_formula(settings: Settings, residual: Residual, limit: int, reason: str) 
         if judged
         else 0,
         vllm=settings.vllm,
+        teacher_bytes=settings.teacher_bytes,
         judges=2 * judged * model.parameters,
         unquantised=sum(model.unquantised.values()) * (1 + has_reference(job, config)) or None,
     )

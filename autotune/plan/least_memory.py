@@ -66,7 +66,9 @@ def least_parts(settings: Settings) -> dict[str, int]:
     state = _STATES.get(str(config.get("optim")), 0)
     state = 2 * width if state is None else state
     parts = {
-        WEIGHTS: _weights_bytes(settings, config, width) + width * value_model_weights,
+        WEIGHTS: _weights_bytes(settings, config, width)
+        + width * value_model_weights
+        + settings.teacher_bytes,
         GRADIENTS: width * (trained + value_model_weights),
         OPTIMIZER: state * (trained + value_model_weights),
     }

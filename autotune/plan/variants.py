@@ -175,6 +175,7 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
         row_parts=sharding.row_parts,
         deepspeed=first.settings.deepspeed,
         hidden=facts.model.hidden_size or 4096,
+        teacher_layers=(facts.model.teacher and facts.model.teacher.layers) or 0,
     )
     members = (
         Member(settings=member.settings, replaced=member.config.replaced, place=place)
@@ -204,16 +205,17 @@ def _without_code(config: Mapping[str, Any], job: Job) -> dict[str, Any]:
 def _reward_model_field(job: Job, facts: Facts) -> dict[str, str]:
     """Return the field that names the reward model, by the folder of its shape; none, unless it is
     built in."""
-    field = METHODS[job.method].reward_model
+    field = METHODS[job.method].second_model
     same = facts.model.built_in and job.reward_model_path == job.model
     path = facts.model.path if same else facts.model.reward_shape
     return {field: path} if field and path and job.reward_model_path else {}
 
 
 def _model_text(facts: Facts) -> str:
-    """Return the identity of the model's shape: its config."""
-    file = Path(facts.model.path) / "config.json"
-    return file.read_text(encoding="utf-8") if file.is_file() else facts.model.path
+    """Return the identity of the shape of the model, and of its teacher: the config."""
+    models = (facts.model, *((facts.model.teacher,) if facts.model.teacher else ()))
+    files = [(model.path, Path(model.path) / "config.json") for model in models]
+    return "".join(f.read_text(encoding="utf-8") if f.is_file() else path for path, f in files)
 
 
 def cuda_rules(chosen: Settings) -> dict[str, Any] | None:

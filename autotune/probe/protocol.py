@@ -80,7 +80,7 @@ class SurveyRequest(Message):
     seed: int
     run_folder: str
     reward_funcs: list[str] = field(default_factory=list)
-    reward_model_path: str | None = None
+    second_model: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that show it the devices of the job."""
     columns: dict[str, str] = field(default_factory=dict)

@@ -109,13 +109,14 @@ def _survey_in_child(
         seed=job.seed,
         run_folder=str(run.path),
         reward_funcs=job.reward_funcs,
-        reward_model_path=job.reward_model_path,
+        second_model=job.second_model,
         environment=device_environment(device),
         planned=planned,
         columns=job.columns,
     )
     write_json(folder.request, request.plain())
-    is_local = all(Path(name).exists() for name in (job.model, request.dataset) if name)
+    names = (job.model, job.second_model, request.dataset)
+    is_local = all(Path(name).exists() for name in names if name)
     stall_s, silent_s = (STALL_S, HUB_S) if is_local else (HUB_S, WALL_S)
     limits = Limits(wall_s=WALL_S, stall_s=stall_s, busy_s=STALL_S, silent_s=silent_s)
     ending = server.run(folder, WORKER, limits, host=meter_of_a_look(_size(request.dataset)))

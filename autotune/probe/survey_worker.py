@@ -49,11 +49,15 @@ def survey(path: Path) -> None:
         stages.begin("reward_funcs")
         _check_rewards(request)
         stages.begin("model")
-        model = _model(request)
-        stages.begin("reward_model_path")
-        reward_path, built_in = _reward_model(request)
-        _check_reward_model(request, reward_path, model)
-        model = replace(model, reward_shape=reward_path if built_in else None)
+        model = _model(request, request.model, "model")
+        if METHODS[request.method].teacher:
+            stages.begin(METHODS[request.method].second_model)
+            model = _taught(request, model)
+        else:
+            stages.begin("reward_model_path")
+            reward_path, built_in = _reward_model(request)
+            _check_reward_model(request, reward_path, model)
+            model = replace(model, reward_shape=reward_path if built_in else None)
         reply["model"] = asdict(model)
         stages.begin("model")
         tokenizer = _tokenizer(request, model)
@@ -142,7 +146,7 @@ def _reward_model(request: SurveyRequest) -> tuple[str | None, bool]:
     shape)."""
     from autotune.facts.model_files import locate_model
 
-    path = request.reward_model_path
+    path = request.second_model
     if path is None or not request.planned or known_model(path) is None:
         return path, False
     folder = Path(request.run_folder) / "reward_model"
@@ -173,21 +177,45 @@ def _check_reward_model(request: SurveyRequest, path: str | None, policy: Any) -
         )
 
 
-def _model(request: SurveyRequest) -> Any:
+def _taught(request: SurveyRequest, model: Any) -> Any:
+    """Return the model's facts with those of its teacher; real weights only where both have them.
+
+    Raises:
+        UserError: their words are not the same.
+    """
+    teacher = _model(request, request.second_model or "", "teacher")
+    if teacher.vocab_size != model.vocab_size:
+        raise user_error(
+            f"TRL compares the words of both models: {model.name} has {model.vocab_size}, its "
+            f"teacher {teacher.name} has {teacher.vocab_size} (`vocab_size` of their config.json)",
+            hint="take a teacher of the same family and vocab_size",
+        )
+    real = {model.weights, teacher.weights} == {"real"}
+    return replace(model, teacher=teacher, weights="real" if real else "random")
+
+
+def _model(request: SurveyRequest, name: str, role: str) -> Any:
+    """Return the facts of the job's model, or of its teacher.
+
+    Args:
+        role: `model` or `teacher`, as the folder of its shape is called.
+    """
     from autotune.facts.model import survey_model
     from autotune.facts.model_files import refuse_pickles
 
+    field = "model_revision" if role == "model" else f"{role}_model_revision"
+    revision = request.training.get(field)
     model = survey_model(
-        request.model,
+        name,
         request.weights,
-        Path(request.run_folder) / "model",
+        Path(request.run_folder) / role,
         method=request.method,
-        revision=request.training.get("model_revision"),
+        revision=revision,
         trust_remote_code=_trusts(request),
         shape_suffices=request.planned,
     )
     if not request.planned and request.weights != "real":
-        refuse_pickles(model.path, request.training.get("model_revision"))
+        refuse_pickles(model.path, revision)
     return model
 
 

@@ -257,7 +257,7 @@ def _generating(launched: Settings, fewer: dict[str, int]) -> dict[str, Any]:
         kwargs = {**(config.get("generation_kwargs") or {}), field: length}
         changed["generation_kwargs"] = json.dumps(kwargs)
         if config.get("eval_strategy", "no") == "no":  # else what the job evaluates with
-            group = config.get("num_generations_eval") or config["num_generations"]
+            group = config.get("num_generations_eval") or config.get("num_generations", 1)
             changed["per_device_eval_batch_size"] = group
     return changed
 

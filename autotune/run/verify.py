@@ -235,8 +235,8 @@ def _prepare_data(
     job, facts = launched.job, launched.facts
     folder = ChildFolder(path=run.verification / "rehearsal")
     folder.path.mkdir()
-    random_here = facts.model.weights == "random" and Path(facts.model.path).is_dir()
-    bare = random_here and not has_weights(Path(facts.model.path))
+    models = (facts.model, *((facts.model.teacher,) if facts.model.teacher else ()))
+    folders = [m.path for m in models if m.weights == "random" and Path(m.path).is_dir()]
     request = RehearsalRequest(
         method=job.method,
         rows=str(run.rows),
@@ -248,7 +248,7 @@ def _prepare_data(
         eval_batch=_eval_batch(job, ranked),
         rows_total=facts.data.rows,
         processes=launched.replicas,
-        make_weights=facts.model.path if bare else None,
+        make_weights=[folder for folder in folders if not has_weights(Path(folder))],
         environment=device_environment(facts.device, 1),
     )
     write_json(folder.request, request.plain())

@@ -232,6 +232,8 @@ def completions_problem(
         values: of the candidate's knobs; its micro-batch divides the global batch.
         sequences: of the global batch.
     """
+    if METHODS[shape.job.method].teacher and sequences > rows:
+        return "the data has fewer prompts than are generated from together"
     if GENERATION_BATCH in values:
         return _groups_problem(shape, rows, values, sequences)
     if ROLLOUT_CHUNK in values:

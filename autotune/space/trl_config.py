@@ -86,6 +86,14 @@ class Settings:
         return self.sharding.replicas
 
     @property
+    def teacher_bytes(self) -> int:
+        """Bytes of the weights of a model that teaches; 0: none does."""
+        if self.facts.model.teacher is None:
+            return 0
+        wide = self.config["teacher_model_init_kwargs"]["dtype"] == "float32"
+        return self.facts.model.teacher.parameters * (4 if wide else 2)
+
+    @property
     def deepspeed(self) -> dict[str, Any] | None:
         """DeepSpeed's configuration; None where DeepSpeed does not train the candidate."""
         return deepspeed_of(self.sharding, self.config, self.facts)
@@ -130,12 +138,16 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         "output_dir": output_dir,
         **(on_cpus(sharding) if facts.device.kind == "cpu" else {"use_cpu": False}),
         **({} if METHODS[job.method].online else {"max_length": job.max_length}),
-        **_rewards(job),
+        **_second_model(job, facts),
         **_precision(job, facts),
         **{canonical_name(n): v for n, v in job.training.items() if v is not None},
         **_knob_fields(candidate),
         **_model_kwargs(job, candidate),
     }
+    if facts.model.teacher is not None:  # not trained, it is held as its checkpoint has it
+        kind = _untrained_dtype(resolve_precision(job, facts.device)[0], facts.model.teacher.dtype)
+        given = job.training.get("teacher_model_init_kwargs") or {}
+        config["teacher_model_init_kwargs"] = {"dtype": kind[0], **given}
     rate = scaling(job, candidate)
     if rate is not None and rate.applied:
         config["learning_rate"] = rate.proposed
@@ -183,12 +195,13 @@ def launched_config_name(job: Job) -> str | None:
     return None if job.columns else job.dataset_config
 
 
-def _rewards(job: Job) -> dict[str, Any]:
-    """Return the rewards by the names that the scripts of the online trainers have for them."""
-    method = METHODS[job.method]
+def _second_model(job: Job, facts: Facts) -> dict[str, Any]:
+    """Return what rewards or teaches by the names that the scripts of the online trainers have for
+    it."""
+    method, teacher = METHODS[job.method], facts.model.teacher
     fields: dict[str, Any] = {"reward_funcs": list(job.reward_funcs) or None}
-    if method.reward_model:
-        fields[method.reward_model] = job.reward_model_path
+    if method.second_model:
+        fields[method.second_model] = teacher.path if teacher else job.second_model
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -291,13 +304,22 @@ def resolve_dtype(job: Job, facts: Facts) -> tuple[str, str]:
         return "float32", "modules are trained whole, and PEFT holds them as the base"
     if job.tuning == "lora" and METHODS[job.method].classifier and precision == "fp16":
         return "float32", "the classifier's head is held as the base, and fp16 cannot be unscaled"
+    if facts.model.dequantized_from and precision != "fp32":
+        packed = facts.model.dequantized_from.upper()
+        return _HALVES[precision], f"as which its weights in {packed} are unpacked"
+    return _untrained_dtype(precision, stored)
+
+
+def _untrained_dtype(precision: str, stored: str | None) -> tuple[str, str]:
+    """Return (the type of weights that stay as they are, reason).
+
+    Args:
+        stored: their type in the checkpoint.
+    """
     if precision == "fp32":
         return "float32", "without mixed precision the type of the weights is that of the products"
     if stored not in _HALVES.values():
         return "float32", "the checkpoint is in float32, or says no type"
-    if facts.model.dequantized_from:
-        kind = facts.model.dequantized_from.upper()
-        return _HALVES[precision], f"as which its weights in {kind} are unpacked"
     if stored != _HALVES[precision]:
         return _HALVES[precision], f"in which the device computes (its checkpoint is in {stored})"
     return stored, "as its checkpoint has it"
@@ -353,6 +375,8 @@ def has_reference(job: Job, config: Mapping[str, Any]) -> bool:
     """True if a training keeps a reference model of its own."""
     if METHODS[job.method].value_model:
         return job.tuning == "full" or bool(config.get("copy_reference"))
+    if METHODS[job.method].teacher:  # whose `beta` is no distance to a reference
+        return False
     if METHODS[job.method].online:
         return bool(config.get("beta")) and job.tuning == "full"
     precomputed = config.get("precompute_ref_log_probs")

@@ -60,17 +60,23 @@ PROBE_OVERRIDES: dict[str, Any] = {
 class Models:
     """The models of a trainer, made before it; `reference` only where it holds one of its own.
 
-    `rewards` are models and functions.
+    `rewards` are models and functions. `teacher` need not be like the others.
     """
 
     policy: Any
     reference: Any = None
     value: Any = None
     rewards: list[Any] = field(default_factory=list)
+    teacher: Any = None
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """The models that have the policy's layers, or are expected to."""
+        return (self.policy, self.reference, self.value, *self.rewards)
 
     def modules(self) -> tuple[Any, ...]:
         """Return the models that exist as modules: a name stands for one that the trainer loads."""
-        models = (self.policy, self.reference, self.value, *self.rewards)
+        models = (*self.alike, self.teacher)
         return tuple(model for model in models if isinstance(model, torch.nn.Module))
 
 

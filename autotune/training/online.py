@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import transformers
@@ -52,7 +52,11 @@ class OnlineFamily(Family):
         # All completions have their full length here: none would be left to learn from.
         "mask_truncated_completions": False,
     }
-    hooks = ("_tokenize_prompts", "_generate_single_turn", "_generate_and_score_completions")
+    hooks: ClassVar[tuple[str, ...]] = (
+        "_tokenize_prompts",
+        "_generate_single_turn",
+        "_generate_and_score_completions",
+    )
 
     def parse(self, config: dict[str, Any], scratch: Path) -> tuple[Any, Any, ModelConfig]:
         """Parse as for all methods, but that completions do not end early."""

@@ -14,6 +14,7 @@ FAMILIES = {
     "kto": ("preference", "KtoFamily"),
     "grpo": ("online", "GrpoFamily"),
     "rloo": ("online", "RlooFamily"),
+    "distillation": ("distillation", "DistillationFamily"),
     "ppo": ("ppo", "PpoFamily"),
 }
 

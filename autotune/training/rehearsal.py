@@ -27,8 +27,8 @@ class RehearsalRequest(Message):
     timed_steps: int
     eval_batch: int
     rows_total: int
-    make_weights: str | None
-    """Model folder that needs weights before it can be launched."""
+    make_weights: list[str]
+    """Model folders that need weights before they can be launched."""
     environment: dict[str, str]
     """Variables that show the GPU on which weights are made; none: they are made on the host."""
     processes: int = 1

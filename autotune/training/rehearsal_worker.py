@@ -49,7 +49,8 @@ def rehearsal(path: Path) -> None:
     for split, indices in (("train", order), ("test", test)):
         source.select(indices).to_json(target / f"{split}.jsonl")
     (target / "README.md").write_text(_card(request.dataset_config), encoding="utf-8")
-    _make_weights(request, request.method)
+    for model in request.make_weights:
+        _make_weights(model, request)
     write_json(folder.reply, reply.plain())
 
 
@@ -146,21 +147,20 @@ def _card(config: str | None) -> str:
     )
 
 
-def _make_weights(request: RehearsalRequest, method: str) -> None:
+def _make_weights(folder: str, request: RehearsalRequest) -> None:
     """Make random weights for a model folder of ours that has none; on the GPU if it has the room,
     as the host takes minutes for 7B."""
-    if request.make_weights is None:
-        return
     import torch
 
     from autotune.facts.model import model_class, model_config
 
-    config = model_config(request.make_weights, method)
+    config = model_config(folder, request.method)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # random weights are packed in no way
+    kind = model_class(config, request.method)
     if request.environment:
         os.environ.update(request.environment)  # read when CUDA starts, which it has not yet
         with contextlib.suppress(RuntimeError), torch.device("cuda"):  # no room, or no use of it
-            model_class(config, method)._from_config(config).save_pretrained(request.make_weights)
+            kind._from_config(config).save_pretrained(folder)
             return
-    model_class(config, method)._from_config(config).save_pretrained(request.make_weights)
+    kind._from_config(config).save_pretrained(folder)

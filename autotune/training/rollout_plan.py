@@ -94,11 +94,13 @@ def rollout_of(config: Mapping[str, Any], *, devices: int, seed: int) -> Rollout
     """Return how the trainer of a flat configuration generates."""
     if RESPONSE in config:
         return _ppo_rollout(config, seed)
+    micro, accumulation = config[MICRO_BATCH], config[ACCUMULATION]
+    together = config.get(GENERATION_BATCH)
     return Rollout(
-        micro_batch=config[MICRO_BATCH],
-        accumulation=config[ACCUMULATION],
-        completions=config[GENERATION_BATCH] // devices,
-        group=config[GROUP],
+        micro_batch=micro,
+        accumulation=accumulation,
+        completions=together // devices if together else micro * accumulation,
+        group=config.get(GROUP, 1),
         length=completion_length(config),
         iterations=config.get("num_iterations") or 1,
         seed=seed,

@@ -11,6 +11,8 @@ from benchmarks.estimate_exactness.cases import BASES
 
 GROUP, COMPLETION = 4, 40
 UNIFORM, RAGGED = (24, 24), (37, 9)
+TAUGHT = (37, 9, 24, 12, 30, 3, 18, 21)
+"""Prompts where each gets one completion."""
 BATCHES = {
     # micro-batch, accumulation, completions generated together
     "one round": (2, 4, 8),
@@ -18,7 +20,7 @@ BATCHES = {
     "no accumulation": (8, 1, 8),
     "two steps of a round": (2, 2, 8),
 }
-USUAL = {"bits": 0, "vllm": False, "cache": True, "dtype": "float32"}
+USUAL = {"bits": 0, "vllm": False, "cache": True, "dtype": "float32", "teacher": ""}
 """What names need not say."""
 
 
@@ -49,6 +51,8 @@ class Case:
     cache: bool = True
     """Whether the model generates with a cache, or does each token from the first again."""
     dtype: str = "float32"
+    teacher: str = ""
+    """The model that teaches, of distillation alone; it is in bfloat16 where the training is."""
 
     @property
     def name(self) -> str:
@@ -90,15 +94,25 @@ class Case:
             config |= {"use_vllm": True}
         if self.bits:
             config |= BASES["4-bit nested" if self.bits == 4 else "8-bit"]
+        prompts = RAGGED if self.ragged else UNIFORM
+        if self.teacher:
+            for name in ("generation_batch_size", "num_generations", "reward_funcs"):
+                del config[name]
+            kind = "bfloat16" if self.bf16 else "float32"
+            config |= {
+                "teacher_model_name_or_path": str(model_folder(models, self.teacher, cache=True)),
+                "teacher_model_init_kwargs": {"dtype": kind},
+            }
+            prompts = TAUGHT if self.ragged else (24,) * len(TAUGHT)
         return RolloutTraceRequest(
             method=self.method,
             config=config,
             model_path=path,
             layers=None,
             cuda=None,
-            prompts=list(RAGGED if self.ragged else UNIFORM),
+            prompts=list(prompts),
             tokens=tokens,
-            again=together < micro * accumulation,
+            again=not self.teacher and together < micro * accumulation,
             micro_steps=min(accumulation, 2),
         )
 
@@ -145,6 +159,20 @@ def every() -> Iterator[Case]:
     yield Case(method="rloo", model="llama", vllm=True, ragged=False, batch="two steps of a round")
     yield Case(judged=True)
     yield Case(method="rloo", judged=True, beta=0.04, batch="two rounds", ragged=False)
+
+
+def taught() -> Iterator[Case]:
+    """Yield what it runs of distillation: teachers like the student, deeper, of other families."""
+    method = "distillation"
+    yield Case(method=method, teacher="qwen2", beta=1.0)
+    yield Case(method=method, teacher="qwen2-untied", beta=1.0, checkpointing=True)
+    yield Case(method=method, teacher="llama", beta=0.5, batch="no accumulation")
+    yield Case(method=method, teacher="gemma2", attention="eager", batch="no accumulation")
+    yield Case(method=method, teacher="qwen2-untied", beta=1.0, lora=True, ragged=False)
+    yield Case(method=method, teacher="llama", beta=1.0, bf16=True, lora=True, dtype="bfloat16")
+    yield Case(method=method, teacher="llama", beta=1.0, bf16=True, checkpointing=True)
+    yield Case(method=method, model="llama", teacher="qwen2", beta=1.0, optimizer="adamw_torch")
+    yield Case(method=method, model="llama-deep", teacher="qwen3", beta=1.0)
 
 
 def quantized() -> Iterator[Case]:

@@ -38,13 +38,14 @@ from benchmarks.rollout_exactness.cases import (  # noqa: E402
     every,
     model_folder,
     quantized,
+    taught,
 )
 from benchmarks.rollout_exactness.ppo_cases import PpoCase, every_ppo, quantized_ppo  # noqa: E402
 from benchmarks.rollout_exactness.worker import PHASES  # noqa: E402
 
 HERE = Path(__file__).parent
 WORKER = "benchmarks.rollout_exactness.worker:compare"
-METHODS, QUANTIZED = ("grpo", "rloo", "ppo"), "quantized"
+METHODS, QUANTIZED = ("grpo", "rloo", "distillation", "ppo"), "quantized"
 
 
 def write_models(folder: Path, names: set[str]) -> None:
@@ -91,7 +92,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def all_cases() -> list[Case | PpoCase]:
     """Of all groups."""
-    return [*every(), *every_ppo(), *quantized(), *quantized_ppo()]
+    return [*every(), *every_ppo(), *taught(), *quantized(), *quantized_ppo()]
 
 
 def group_of(name: str) -> str:
@@ -106,7 +107,8 @@ def run(results: Results, groups: Sequence[str]) -> None:
     cases = results.waiting(case for case in all_cases() if group_of(case.name) in groups)
     with tempfile.TemporaryDirectory(prefix="rollout-exactness-") as scratch:
         models = Path(scratch)
-        write_models(models, {case.model for case in cases})
+        names = {case.model for case in cases}
+        write_models(models, names | {getattr(case, "teacher", "") for case in cases} - {""})
         run_in_children(
             cases,
             results,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.stack import missing
 from autotune.process.child_server import ChildServer
 from benchmarks.rollout_exactness.cases import Case
 from benchmarks.rollout_exactness.ppo_cases import PpoCase
@@ -18,6 +19,7 @@ from tests.cpu.conftest import Sweep
 from tests.guards import some_of
 
 GRPO = Case(beta=0.04, checkpointing=True)
+TAUGHT = Case(method="distillation", teacher="qwen2-untied", beta=1.0, checkpointing=True)
 CASES = (
     GRPO,
     Case(model="llama", lora=True, beta=0.04, batch="two rounds", ragged=False),
@@ -27,6 +29,7 @@ CASES = (
     Case(beta=0.04, batch="no accumulation", checkpointing=True),
     Case(judged=True, beta=0.04, batch="two steps of a round"),
     Case(vllm=True, lora=True, checkpointing=True, beta=0.04, batch="two rounds"),
+    *((TAUGHT,) if missing("distillation") is None else ()),
 )
 PPO = (PpoCase(), PpoCase(lora=True, batch="in parts", ragged=False, checkpointing=True))
 
@@ -34,15 +37,15 @@ PPO = (PpoCase(), PpoCase(lora=True, batch="in parts", ragged=False, checkpointi
 @pytest.fixture(scope="module")
 def rows(server: ChildServer, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("rollouts")
-    every = (*CASES, *PPO)
-    write_models(folder / "models", {case.model for case in every})
+    every, teachers = (*CASES, *PPO), {TAUGHT.teacher}
+    write_models(folder / "models", {case.model for case in every} | teachers)
     return Sweep(
         lambda case: compare(case, server, folder / "models", folder / str(every.index(case)))
     )
 
 
 @pytest.mark.parametrize(
-    "case", some_of((*CASES, *PPO), {GRPO}, "exactness"), ids=lambda case: case.name
+    "case", some_of((*CASES, *PPO), {GRPO, TAUGHT}, "exactness"), ids=lambda case: case.name
 )
 def test_the_estimate_is_the_peak_of_real_generation_and_training(rows: Sweep, case: Any) -> None:
     row = rows[case]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.stack import missing
 from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -19,6 +20,7 @@ from tests.cpu.test_estimate_scaling import CUDA, LAYERS
 from tests.guards import some_of
 
 WORKER = "tests.cpu.test_rollout_scaling:compare"
+TEACHER_LAYERS = 8
 PROMPTS = (24, 9, 17, 30)
 SHARED = {
     "model_name_or_path": "some model",
@@ -41,6 +43,13 @@ GRPO = {
     "generation_batch_size": 4,
     "beta": 0.04,
     "reward_funcs": ["get_soft_overlong_punishment"],
+}
+TAUGHT = {
+    "max_completion_length": 16,
+    "beta": 0.5,
+    "temperature": 1.0,
+    "teacher_model_init_kwargs": {"dtype": "bfloat16"},
+    "bf16": True,
 }
 LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 CHECKPOINTED = {
@@ -68,6 +77,7 @@ CASES = {
     ),
     "ppo on the CPU": Case("ppo", {**PPO, "num_mini_batches": 2}, cuda=None),
     "grpo": Case("grpo", GRPO),
+    **({} if missing("distillation") else {"distillation": Case("distillation", TAUGHT)}),
 }
 
 
@@ -77,6 +87,7 @@ def compare(path: Path) -> None:
 
     from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import EstimateRequest, Point
+    from autotune.estimate.records.events import work_from_plain
     from autotune.estimate.tracing.rollout import trace_rollout
     from autotune.estimate.variants.rollouts import RolloutEstimates
     from autotune.facts.tokenizing import described
@@ -107,6 +118,7 @@ def compare(path: Path) -> None:
             limit_bytes=None,
             cache=None,
             seed=0,
+            teacher_layers=TEACHER_LAYERS,
         )
     )
     point = Point(batching=dataclasses.asdict(rollout), accumulates=True)
@@ -125,7 +137,16 @@ def compare(path: Path) -> None:
     phases = {name: found.phases[name] / whole.use.phases[name] - 1 for name in found.phases}
     write_json(
         folder.reply,
-        {"pair": [figures, real], "phases": phases, "method": found.method, "of": truth.layers},
+        {
+            "pair": [figures, real],
+            "phases": phases,
+            "method": found.method,
+            "of": truth.layers,
+            "flops": [
+                sum(work_from_plain(row[:-1]).flops * row[-1] for row in found.rollout["update"]),
+                sum(work_from_plain(row).flops for row in truth.work["update"]),
+            ],
+        },
     )
 
 
@@ -141,6 +162,11 @@ def test_few_layers_and_tokens_stand_for_all(
     folder = ChildFolder(path=tmp_path / "probe")
     folder.path.mkdir()
     case = dataclasses.asdict(CASES[name])
+    if name == "distillation":  # on CUDA, beside a teacher that has another depth
+        teacher = write_model(
+            tmp_path / "teacher", {**LLAMA, "num_hidden_layers": TEACHER_LAYERS}
+        ).parent
+        case["config"]["teacher_model_name_or_path"] = str(teacher)
     write_json(folder.request, {"case": case, "model": str(model)})
     server.run(folder, WORKER, Limits(wall_s=600))
     found = read_json(folder.reply)
@@ -150,3 +176,6 @@ def test_few_layers_and_tokens_stand_for_all(
     assert allocated == pytest.approx(real_allocated, rel=0.001), found
     assert reserved == pytest.approx(real_reserved, rel=0.03), found
     assert found["phases"] == pytest.approx(dict.fromkeys(found["phases"], 0.0), abs=0.01), found
+    if name == "distillation":
+        few, whole = found["flops"]
+        assert few == pytest.approx(whole, rel=1e-6)

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from autotune.facts.stack import missing
 from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from tests.cpu.conftest import LLAMA, Bench, open_bench
+from tests.cpu.test_distillation import opened
 
 SIZES: dict[str, dict[str, Any]] = {
     "4x2": {"per_device_train_batch_size": 4},
@@ -43,6 +45,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "kto": {**ALL, **REFERENCE},
     "grpo": {**SIZES, **ALL},
     "rloo": {**SIZES, **ALL},
+    "distillation": {**SIZES, **ALL},
 }
 OFFLINE = ("reward", "dpo", "kto")
 NIGHTLY = pytest.mark.nightly("launches")
@@ -57,6 +60,7 @@ CASES = [
         else NIGHTLY,
     )
     for method, variants in VARIANTS.items()
+    if missing(method) is None
     for name in variants
 ]
 LENGTHS = "dataset={lengths: {max: 120, p50: 30, p99: 100, rows: 400}}"
@@ -94,12 +98,14 @@ class Steps:
 
     def bench(self, method: str) -> Bench:
         if method not in self._benches:
-            sets = ONLINE if method in ("grpo", "rloo") else (LENGTHS,)
             folder = self._folder / method
             folder.mkdir()
-            self._benches[method] = open_bench(
-                folder, self._server, LLAMA, [f"method={method}", *sets]
-            )
+            sets = ONLINE if method in ("grpo", "rloo") else (LENGTHS,)
+            if method == "distillation":
+                opening = opened(folder, self._server, {**LLAMA, "hidden_size": 96})
+            else:
+                opening = open_bench(folder, self._server, LLAMA, [f"method={method}", *sets])
+            self._benches[method] = opening
         return self._benches[method]
 
     def reference(self, method: str) -> dict[str, Any]:

@@ -29,13 +29,14 @@ def one_step(path: Path) -> None:
     overrides = {**trains.overrides, "output_dir": str(folder.scratch), "max_steps": 1}
     _, training, model = trains.parse({**request.config, **overrides}, folder.scratch)
     if METHODS[request.method].online:
-        dataset = raw_rows(request.rows).select(range(2))
+        groups = getattr(training, "num_generations", 1)
+        dataset = raw_rows(request.rows).select(range(request.global_batch // groups))
     else:
         rows = Rows(request.rows, request.method)
         dataset = as_dataset([[_told_apart(rows[n]) for n in range(request.global_batch)]])
     torch.manual_seed(0)
     trainer = trains.trainer(request, training, model, dataset)
-    if METHODS[request.method].online:  # completions of one length would be rewarded alike
+    if hasattr(trainer, "reward_funcs"):  # completions of one length would be rewarded alike
         trainer.reward_funcs[:] = [_by_tokens]
     gradients: list[float] = []
     trainer.add_callback(_noting(gradients))

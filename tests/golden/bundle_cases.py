@@ -252,6 +252,26 @@ def _grpo_split() -> Case:
     )
 
 
+def _distillation() -> Case:
+    """A teacher in its checkpoint's type beside a student that is trained whole, in float32."""
+    case = _online("distillation", "full", beta=0.5)
+    ranked = case.recommendation.chosen
+    values = {k: v for k, v in ranked.candidate.values.items() if k not in _GROUPED}
+    facts = make_facts("cuda", source="/data/prompts")
+    teacher = make_facts(model="/models/large").model
+    model = replace(facts.model, teacher=replace(teacher, dtype="bfloat16"))
+    update = {"reward_funcs": [], "teacher_model_name_or_path": "/models/large"}
+    return replace(
+        case,
+        recommendation=_recommendation(replace(ranked.candidate, values=values)),
+        job=case.job.model_copy(update=update),
+        facts=replace(facts, model=model),
+    )
+
+
+_GROUPED = ("generation_batch_size", "num_generations")
+
+
 def _ppo(tuning: str = "lora", **values: Any) -> Case:
     adapters = {"lora_r": 8, "lora_target_modules": "attention", "copy_reference": False}
     case = _online("ppo", tuning, **adapters, **values)
@@ -320,6 +340,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "grpo_server": _grpo_server,
     "grpo_split": _grpo_split,
     "rloo": _rloo,
+    "distillation": _distillation,
     "ppo": _ppo,
     "ppo_qlora": _ppo_qlora,
     "zero3": _zero3,

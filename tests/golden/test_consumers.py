@@ -15,7 +15,7 @@ from autotune.space.trl_config import settings
 from autotune.training.registry import family
 from tests.guards import ppo_apart
 
-GPU = ("cuda_bf16", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")
+GPU = ("cuda_bf16", "distillation", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")
 SEVERAL = {
     "zero3": ("DEEPSPEED", 8),
     "zero2_alone": ("DEEPSPEED", 1),

@@ -50,6 +50,7 @@ class Dimensions:
         fused_head: whether logits are held in tiles only (`stack.fused_head`).
         kept_logits_bytes: of completions, where they are kept through the update.
         vllm: what vLLM has of the device.
+        teacher_bytes: weights of a model that teaches.
         judges: parameters of models beside the policy that no job quantises.
         unquantised: parameters of the others that quantisation leaves; None: not known.
     """
@@ -65,6 +66,7 @@ class Dimensions:
     fused_head: bool = False
     kept_logits_bytes: int = 0
     vllm: VllmShare | None = None
+    teacher_bytes: int = 0
     judges: int = 0
     unquantised: int | None = None
 
@@ -84,7 +86,8 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
     trained_width = 4 if trains_wide(config) else width
     state = STATES.get(str(config.get("optim")), 2 * trained_width)
     return {
-        WEIGHTS: _weights_bytes(config, size, width + (2 if half and width == 4 else 0)),
+        WEIGHTS: _weights_bytes(config, size, width + (2 if half and width == 4 else 0))
+        + size.teacher_bytes,
         GRADIENTS: size.trained * trained_width,
         OPTIMIZER: size.trained * state,
         ACTIVATIONS: activations,

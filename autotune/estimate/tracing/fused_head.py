@@ -8,6 +8,7 @@ Runs in a child only.
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,8 @@ from autotune.facts.stack import fused_head
 from autotune.training.patching import replaced, require
 
 KERNELS, UTILS = "trl.kernels.chunked_logprob", "trl.trainer.utils"
+DIVERGENCE = "trl.kernels.chunked_divergence"
+DISTILLATION = "trl.trainer.distillation_trainer"
 _HOOKS = ("TOKEN_CHUNK_SIZE", "_forward_tile", "_backward_tile", "_addmm_fp32", "_use_triton")
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -96,6 +99,7 @@ def fused_head_as_on_cuda(tracer: Tracer) -> Iterator[None]:
         return True
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_divergence_as_on_cuda(tracer, yes))
         for name, value in {
             "_use_triton": yes,
             "_forward_kernel": _Launched(tracer, passes=1),
@@ -108,8 +112,40 @@ def fused_head_as_on_cuda(tracer: Tracer) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _divergence_as_on_cuda(tracer: Tracer, yes: Callable[[Any], bool]) -> Iterator[None]:
+    """Do the same for the loss that holds a student's tiles against a teacher's, where that
+    trains."""
+    trainer = sys.modules.get(DISTILLATION)
+    if trainer is None:
+        yield
+        return
+    owner, add = importlib.import_module(DIVERGENCE), float32_adder(tracer)
+    require(owner, "_stats_tile", "_jsd_tile", "_backward_tile", "_project", "_addmm_fp32")
+
+    def project(tile: Any, hidden: Any, weight: Any, bias: Any, *part: Any) -> None:
+        start, end, dtype = part
+        add(tile, hidden, weight[start:end].to(dtype).t())
+        if bias is not None:
+            tile.add_(bias[start:end].float())
+
+    with contextlib.ExitStack() as stack:
+        for name, value in {
+            "_use_triton": yes,
+            "_stats_kernel": _Launched(tracer, passes=1),
+            "_jsd_kernel": _Launched(tracer, passes=1),
+            "_backward_kernel": _Launched(tracer, passes=2),
+            "_project": project,
+            "_addmm_fp32": add,
+            "triton": SimpleNamespace(cdiv=lambda total, part: -(-total // part)),
+        }.items():
+            stack.enter_context(replaced(owner, name, value, absent_too=True))
+        stack.enter_context(replaced(trainer, "_use_triton", yes))
+        yield
+
+
 class _Launched:
-    """A Triton kernel that reads (and writes) a tile."""
+    """A Triton kernel that reads (and writes) tiles."""
 
     def __init__(self, tracer: Tracer, passes: int) -> None:
         self._tracer, self._passes = tracer, passes
@@ -117,9 +153,12 @@ class _Launched:
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return self._launch
 
-    def _launch(self, tile: torch.Tensor, *_: Any, **__: Any) -> None:
-        self._tracer.count_as(tile, events.LOGITS)
-        moved_bytes = self._passes * tile.numel() * tile.element_size()
+    def _launch(self, tile: torch.Tensor, *args: Any, **_: Any) -> None:
+        moved_bytes = 0
+        for one in (tile, *args):
+            if isinstance(one, torch.Tensor) and one.shape == tile.shape:
+                self._tracer.count_as(one, events.LOGITS)
+                moved_bytes += self._passes * one.numel() * one.element_size()
         note(self._tracer, "trl::fold", "memory", tile, (), 0, moved_bytes)
 
 

@@ -230,13 +230,13 @@ def signatures(model: Any) -> list[list[tuple[str, tuple[int, ...]]]]:
     ]
 
 
-def watch_layers(tracer: Tracer, model: Any) -> int:
+def watch_layers(tracer: Tracer, model: Any, region_of: Callable[[int], int] = events.layer) -> int:
     """Mark what happens in each decoder layer; how many there are (0: not to be told)."""
     layers = decoder_layers(model)
     if layers is None:
         return 0
     for index, module in enumerate(layers):
-        region = events.layer(index)
+        region = region_of(index)
         for tensor in (*module.parameters(), *module.buffers()):
             tracer.belongs_to(tensor, region)
         _watch(tracer, module, region, first=index == 0)

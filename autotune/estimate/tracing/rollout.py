@@ -69,8 +69,12 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
                 for parameter in trainer.model.parameters():
                     tracer.count_as(parameter, events.WEIGHTS)
             layers = watch_layers(tracer, inner_model(trains.policy(trainer)))
+            taught = 0
             for module in models.modules()[1:]:
-                watch_layers(tracer, module)
+                if module is models.teacher:
+                    taught = watch_layers(tracer, module, events.chunk)
+                else:
+                    watch_layers(tracer, module)
             step_phases = StepPhases(tracer, trainer, [request.micro_steps] * STEPS)
             phases = phases_of(tracer, trainer, request, step_phases)
             phases.install()
@@ -85,6 +89,7 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
     return RolloutTraceReply(
         events=tracer.finish(),
         layers=layers,
+        teacher_layers=taught,
         work={name: [w.row for w in works] for name, works in work.items()},
         windows=phases.windows,
         policy=dict(tracer.policy),

@@ -19,7 +19,7 @@ from autotune.estimate.tracing.phases import StepPhases
 from autotune.estimate.tracing.trace import inner_model
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.training.patching import replaced
-from autotune.training.rollout_plan import completion_length
+from autotune.training.rollout_plan import completion_length, rollout_of
 
 STEPS = 2
 SCORING = "scoring"
@@ -91,14 +91,15 @@ class Phases(ABC):
 
 
 class GroupPhases(Phases):
-    """The phases of GRPO and RLOO."""
+    """The phases of GRPO, RLOO and distillation."""
 
     def install(self) -> None:
         """Watch the trainer's own entry points."""
         trainer, request = self._trainer, self._request
-        group = trainer.num_generations
-        rows = [{"prompt": str(n)} for n in range(len(request.prompts)) for _ in range(group)]
-        rows = rows[: request.config["generation_batch_size"]]
+        rollout = rollout_of(request.config, devices=1, seed=request.seed)
+        rows = [
+            {"prompt": str(n)} for n in range(len(request.prompts)) for _ in range(rollout.group)
+        ][: rollout.completions]
 
         def loader() -> Any:
             micro_steps = STEPS * request.micro_steps
@@ -106,14 +107,13 @@ class GroupPhases(Phases):
 
         trainer.get_train_dataloader = loader
         trainer._tokenize_prompts = self._tokenize
-        judge_inputs = self._judge_inputs
-        trainer.reward_processing_classes = [
-            judge_inputs for _ in trainer.reward_processing_classes
-        ]
+        judges = getattr(trainer, "reward_processing_classes", [])
+        trainer.reward_processing_classes = [self._judge_inputs for _ in judges]
         trainer._generate_single_turn = self._generation(trainer._generate_single_turn)
         trainer._generate_and_score_completions = self._scoring(
             trainer._generate_and_score_completions
         )
+        trainer._prepare_inputs = self._with_real_accumulation(trainer._prepare_inputs)
         trainer.training_step = self._step(trainer.training_step)
 
     def _tokenize(self, prompts: Any) -> Any:
@@ -152,21 +152,27 @@ class GroupPhases(Phases):
         return generate_in_phases
 
     def _scoring(self, score: Any) -> Any:
-        args, config = self._trainer.args, self._request.config
-
         def score_in_phase(*arguments: Any, **kwargs: Any) -> Any:
             update = self._tracer.works
             self._tracer.enter_phase(SCORING)
             self._note("scoring")
-            # It asks whether generation and optimizer steps begin together.
-            real = config["gradient_accumulation_steps"]
-            with replaced(args, "gradient_accumulation_steps", real):
-                output = score(*arguments, **kwargs)
+            output = score(*arguments, **kwargs)
             self._tracer.enter_phase(MICRO_STEP)
             self._tracer.works = update
             return output
 
         return score_in_phase
+
+    def _with_real_accumulation(self, prepare: Any) -> Any:
+        """Return `prepare` as it is with all of a step's micro-steps: it divides the completions
+        among them, and asks whether generation and optimizer steps begin together."""
+        args, real = self._trainer.args, self._request.config["gradient_accumulation_steps"]
+
+        def prepare_whole(inputs: Any) -> Any:
+            with replaced(args, "gradient_accumulation_steps", real):
+                return prepare(inputs)
+
+        return prepare_whole
 
     def _step(self, training_step: Any) -> Any:
         trainer, request = self._trainer, self._request

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from autotune.estimate.protocol import TracedTrainer, TraceReply, TraceRequest
 from autotune.estimate.records import events as record
-from autotune.estimate.records.layers import LAYERS, Irregular
+from autotune.estimate.records.layers import CHUNKS, LAYERS, Ends, Irregular
 from autotune.estimate.tracing.engines import (
     engines_on_fake_tensors,
     fake_world,
@@ -129,18 +129,28 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         models = family(request.method).models(trainer_spec(request), training, model, "meta")
         return quantize(models, model, on_cuda=request.cuda is not None)
 
-    with _fewer_layers(request.layers):
+    teacher = request.config.get("teacher_model_name_or_path")
+    with _fewer_layers(request.layers, teacher):
         models = build()
     if request.layers is not None:
         full_models = build()
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
-        if len({len(signatures(module)) for module in full_models.modules()}) != 1:
+        alike = [module for module in full_models.modules() if module in full_models.alike]
+        if len({len(signatures(module)) for module in alike}) != 1:
             raise Irregular("the models do not all have as many layers")
         copies = LAYERS.between(len(full_layers)) if len(layers) == request.layers else 0
-        first, last = layers[: LAYERS.first], layers[-LAYERS.last :]
-        if full_layers != [*first, *([layers[LAYERS.first]] * copies), *last]:
+        if full_layers != _copied(layers, LAYERS, copies):
             raise Irregular("the model's layers do not all have the same parameters")
+        if models.teacher is not None:
+            few, whole = signatures(models.teacher), signatures(full_models.teacher)
+            if len(few) != len(whole) and whole != _copied(few, CHUNKS, CHUNKS.between(len(whole))):
+                raise Irregular("the teacher's layers do not all have the same parameters")
     return models
+
+
+def _copied(layers: list[Any], ends: Ends, copies: int) -> list[Any]:
+    """Return the layers of a whole model, of those of one of few."""
+    return [*layers[: ends.first], *[layers[ends.first]] * copies, *layers[-ends.last :]]
 
 
 def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dict[str, Any]:
@@ -155,8 +165,9 @@ def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dic
 
 
 @contextlib.contextmanager
-def _fewer_layers(layers: int | None) -> Iterator[None]:
-    """Model configs read from now on have this many decoder layers."""
+def _fewer_layers(layers: int | None, teacher: str | None) -> Iterator[None]:
+    """Model configs read from now on have this many decoder layers; that of a teacher, whose layers
+    are copied as chunks of a loss are, as few as that takes."""
     if layers is None:
         yield
         return
@@ -166,6 +177,12 @@ def _fewer_layers(layers: int | None) -> Iterator[None]:
         config = original(*args, **kwargs)
         text = config.get_text_config()
         types = getattr(text, "layer_types", None)
+        if args[:1] == (teacher,):
+            if len(set(types or ())) <= 1 and text.num_hidden_layers > CHUNKS.smallest:
+                text.num_hidden_layers = CHUNKS.smallest
+                with contextlib.suppress(AttributeError):
+                    text.layer_types = types and types[: CHUNKS.smallest]
+            return config
         if types:
             with contextlib.suppress(AttributeError):  # some configs compute them
                 text.layer_types = _few_types(types, layers)

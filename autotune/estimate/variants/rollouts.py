@@ -35,13 +35,14 @@ from autotune.estimate.records.events import (
     VLLM,
     Event,
     Work,
+    chunk,
     counted_rows,
     grown,
     live_at,
     live_bytes,
     work_from_plain,
 )
-from autotune.estimate.records.layers import LAYERS, with_layers
+from autotune.estimate.records.layers import CHUNKS, LAYERS, with_chunks, with_layers
 from autotune.estimate.records.shapes import Shape, ShapeFamily, passing_of_step
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.rollout import trace_rollout
@@ -158,13 +159,18 @@ class RolloutEstimates(Retracing):
         all_layers = traced_layers in (0, layers)
         if not all_layers:
             events = with_layers(events, traced_layers, layers)
+        further = self._request.teacher_layers - reply.teacher_layers if reply.teacher_layers else 0
+        if further > 0:
+            events = with_chunks(events, reply.teacher_layers, self._request.teacher_layers)
         growth = gradient_bytes(events) / max(gradient_bytes(traced), 1)
         events = on_devices(events, self._request)
         return Whole(
             events=events,
             generating_bytes=live_at(events, GENERATION),
-            work=work_of_phases(reply, request.tokens, length, growth, layers),
-            all_layers=all_layers,
+            work=work_of_phases(
+                _with_whole_teacher(reply, further), request.tokens, length, growth, layers
+            ),
+            all_layers=all_layers and not further,
         )
 
     def _trace_request(self, rollout: Rollout, prompts: list[int]) -> RolloutTraceRequest:
@@ -200,11 +206,12 @@ class RolloutEstimates(Retracing):
             "gradient_accumulation_steps": rollout.accumulation,
         }
         if self._request.method != "ppo":
-            return fields | {
+            groups = {
                 "generation_batch_size": rollout.completions,
                 # A group that is divided among devices: here its part is a group.
                 "num_generations": math.gcd(rollout.group, rollout.completions),
             }
+            return fields | {n: v for n, v in groups.items() if n in self._request.config}
         # Each epoch is like the first; a mini-batch lets go of what its last micro-step kept.
         parts = self._request.config["num_mini_batches"]
         last_alone = rollout.accumulation > 1 and rollout.accumulation == parts
@@ -355,6 +362,18 @@ def with_vllm(fields: dict[str, Any], point: Point, resident: int) -> dict[str, 
         "peak_allocated_bytes": fields["peak_allocated_bytes"] + vllm_bytes,
         "parts": {**fields["parts"], VLLM: vllm_bytes},
     }
+
+
+def _with_whole_teacher(reply: RolloutTraceReply, further: int) -> RolloutTraceReply:
+    """Return a reply with the work of so many further layers of a teacher, which are copies."""
+    if not further:
+        return reply
+    copied = chunk(CHUNKS.first)
+    work = {
+        name: [*rows, *[row for row in rows if work_from_plain(row).region == copied] * further]
+        for name, rows in reply.work.items()
+    }
+    return dataclasses.replace(reply, work=work)
 
 
 def work_of_phases(

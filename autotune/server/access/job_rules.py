@@ -73,7 +73,7 @@ TRAINING_MOST = {"dataloader_num_workers": 16, "dataloader_prefetch_factor": 64}
 """Bounds of what starts processes or fills memory ahead."""
 CONFIG = "config.json"
 """What a job calls the config that came with it."""
-PLACES = ("model", "dataset", "reward_model_path")
+PLACES = ("model", "dataset", "reward_model_path", "teacher_model_name_or_path")
 WORDS = ("dataset_config", "dataset_train_split", "dataset_test_split")
 KNOBS = ("fixed", "recipe")
 PLAIN = (

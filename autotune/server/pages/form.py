@@ -193,7 +193,7 @@ def form_page(
         "form.html",
         form=form,
         origin=work,
-        methods=list(METHODS),
+        methods=[method.name for method in METHODS.values() if not method.teacher],
         rewarded=[method.name for method in METHODS.values() if method.rewards_by_functions],
         devices=_device_options(),
         examples=[example for example in EXAMPLES if _is_known(example[1])],

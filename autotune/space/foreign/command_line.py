@@ -52,9 +52,7 @@ _TOOLS = {
     "axolotl": AXOLOTL,
     "tune": TORCHTUNE,
 }
-NOT_BUILT = words(
-    "orpo cpo bco gkd gold nash_md online_dpo prm xpo minillm sdft sdpo distillation tpo"
-)
+NOT_BUILT = words("orpo cpo bco gkd gold nash_md online_dpo prm xpo minillm sdft sdpo tpo")
 """Trainers of TRL that no method is for."""
 _TEXT_SUFFIXES = (".yaml", ".yml", ".json")
 MOST_WORDS = 2000

@@ -23,6 +23,7 @@ from autotune.space.foreign.owner import is_registry, part_of, refuse_part, tool
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.secrets import without_secret
 from autotune.space.foreign.tool import TRL, Tool, tool
+from autotune.space.job_file.online import TEACHER
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import condition_holds
 from autotune.space.sharding.sharding import DEEPSPEED, DISTRIBUTED_TYPE, FSDP
@@ -34,7 +35,7 @@ _OTHER = (
 _WARMUPS = ("warmup_steps", "warmup_ratio")
 _FIRST = (
     *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
-    *("dataset_test_split", "reward_funcs", "reward_model_path", "tuning"),
+    *("dataset_test_split", "reward_funcs", "reward_model_path", TEACHER, "tuning"),
     *("global_batch_size", "max_length", "precision", "devices", "training", "fixed"),
 )
 """The order in which a job is read."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.facts.known_models import known_model
-from autotune.facts.stack import training_fields
+from autotune.facts.stack import missing, training_fields
 from autotune.job.methods import METHODS
 from autotune.space.foreign import datasets
 from autotune.space.foreign.fields import LEARNING, MEMORY, NOTHING
@@ -302,7 +302,7 @@ def _read_generation(reading: Reading) -> None:
 
 def _trls_method(data: Mapping[str, Any]) -> str | None:
     """Return the method whose fields alone explain the file; None: several do."""
-    counts = {name: len(_own_fields(name) & data.keys()) for name in METHODS if name != "ppo"}
+    counts = {name: len(_own_fields(name) & data.keys()) for name in _told_by_fields()}
     best = max(counts.values())
     most = [name for name, count in counts.items() if count == best]
     return most[0] if best and len(most) == 1 else None
@@ -310,8 +310,13 @@ def _trls_method(data: Mapping[str, Any]) -> str | None:
 
 def _own_fields(method: str) -> frozenset[str]:
     """Return fields of a method that not every other has."""
-    shared = frozenset.intersection(*(training_fields(n) for n in METHODS if n != "ppo"))
+    shared = frozenset.intersection(*map(training_fields, _told_by_fields()))
     return training_fields(method) - shared
+
+
+def _told_by_fields() -> list[str]:
+    """Return the methods whose fields the installed TRL has; PPO's are of an older one."""
+    return [name for name in METHODS if name != "ppo" and missing(name) is None]
 
 
 def _read_trl(reading: Reading) -> None:

@@ -35,7 +35,7 @@ def completed(sets: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     elif "max_length" in added:
         words.append(f"rows cut at {length} tokens (`--max-length`)")
     if GLOBAL_BATCH not in given:
-        added[GLOBAL_BATCH] = str(_batch(given, grouped=method.online and not method.value_model))
+        added[GLOBAL_BATCH] = str(_batch(given, grouped=GROUP in method.knobs))
         words.append(f"{added[GLOBAL_BATCH]} to an optimizer step (`--global-batch-size`)")
     kept = [text for text in sets if text.partition("=")[0] in given]
     assumed = (f"{', '.join(words)}",) if words else ()

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.job.yaml_file import dump_flow
 from autotune.space.definition import SpaceDefinition
+from autotune.space.job_file.online import TEACHER
 
 _SIZES = ("memory", "gpu_memory", "vram")
 _MEANS = {
@@ -23,6 +24,7 @@ _MEANS = {
     **dict.fromkeys(("lr", "learning_rate"), "training.learning_rate"),
     "reward_funcs": "reward_funcs",
     **dict.fromkeys(("reward_model_name_or_path", "reward_model_path"), "reward_model_path"),
+    **dict.fromkeys(("teacher_model_name_or_path", "teacher", "teacher_model"), TEACHER),
     **dict.fromkeys(("adapter", "finetuning_type"), "tuning"),
     # Since transformers 5 a number below 1 is a share of all steps.
     "warmup_ratio": "training.warmup_steps",

@@ -20,7 +20,7 @@ from autotune.space.foreign.fields import Imported
 from autotune.space.job_file.given_file import given_data
 from autotune.space.job_file.homes import of_devices
 from autotune.space.job_file.knob_values import impossible, pin_problems, uncounted
-from autotune.space.job_file.online import online_problems
+from autotune.space.job_file.online import TEACHER, online_problems
 from autotune.space.job_file.overrides import OWNERS, Draft, secret_of
 from autotune.space.job_file.problems import (
     UNKNOWN,
@@ -324,9 +324,9 @@ def with_places(job: Job, base_of: BaseOf) -> Job:
     fields: dict[str, Any] = {"model": _model(job.model, base_of(("model",)))}
     if isinstance(job.dataset, str):
         fields["dataset"] = resolve_path(job.dataset, base_of(("dataset",)))
-    if job.reward_model_path is not None:
-        base = base_of(("reward_model_path",))
-        fields["reward_model_path"] = _model(job.reward_model_path, base)
+    for field in ("reward_model_path", TEACHER):
+        if (name := getattr(job, field)) is not None:
+            fields[field] = _model(name, base_of((field,)))
     if isinstance(job.training.get("output_dir"), str):
         base = base_of(("training", "output_dir"))
         output = absolute_path(job.training["output_dir"], base)
@@ -337,7 +337,7 @@ def with_places(job: Job, base_of: BaseOf) -> Job:
 def wrong_places(job: Job) -> Iterator[tuple[str, str, str | None]]:
     """Yield (field, what is wrong, what to do) of the files and folders that a job names, as
     absolute paths. Of models only vLLM takes a path for a pattern."""
-    for field in ("model", "dataset", "reward_model_path"):
+    for field in ("model", "dataset", "reward_model_path", TEACHER):
         path = getattr(job, field)
         if not (isinstance(path, str) and path.startswith("/")):
             continue

@@ -69,7 +69,9 @@ class NewJob:
             remark = "for any prompts; or your own: my_rewards.by_length"
             functions = ["get_soft_overlong_punishment"]
             return [_line("reward_funcs", functions, remark)]
-        if method.reward_model:
+        if method.teacher:
+            return [_line(method.second_model, self.model, "name a larger one of its vocabulary")]
+        if method.second_model:
             return ["# reward_model_path: my-judge  # else the launch asks for it"]
         return []
 

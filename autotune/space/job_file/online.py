@@ -21,13 +21,18 @@ _REWARDS = (
     "accuracy_reward, reasoning_accuracy_reward, think_format_reward), or name your own by its "
     "import path, or give a `reward_model_path`"
 )
+TEACHER = "teacher_model_name_or_path"
+_KWARGS = "teacher_model_init_kwargs"
+_TYPES = ("float32", "bfloat16", "float16")
 _OWN_KWARGS = {"max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "stop_strings"}
 
 
 def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
     """Yield what is wrong with lengths and rewards in a job of this method."""
+    yield from _of_other_methods(data, method)
+    if method.teacher:
+        yield from _of_teacher(data, method)
     if not method.online:
-        yield from _foreign_rewards(data)
         return
     if data.get("max_length") is not None:
         hint = f"`fixed: {{{method.completion}: ...}}` bounds what is generated"
@@ -37,9 +42,6 @@ def online_problems(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
         yield (GLOBAL_BATCH,), what, "give it in completions"
     yield from _of_generation(data.get("training"))
     yield from _of_rewards(data)
-    if not method.rewards_by_functions and data.get("reward_funcs"):
-        what = f"`method: {method.name}` is rewarded by a model"
-        yield ("reward_funcs",), what, "give a `reward_model_path`"
 
 
 def refuse_unrewarded(job: Job) -> None:
@@ -58,16 +60,29 @@ def is_reward(name: Any) -> bool:
     return isinstance(name, str) and ("." in name or name in _TRL_REWARDS)
 
 
-def _foreign_rewards(data: Mapping[str, Any]) -> Iterator[Found]:
-    for name in ("reward_funcs", "reward_model_path"):
-        if data.get(name):
-            functions = name == "reward_funcs"
-            able = [
-                f"`{method.name}`"
-                for method in METHODS.values()
-                if (method.rewards_by_functions if functions else method.reward_model)
-            ]
-            yield (name,), f"`{name}` is for {', '.join(able)}", None
+def _of_other_methods(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
+    for name in ("reward_funcs", "reward_model_path", TEACHER):
+        able = [m for m in METHODS.values() if _takes(m, name)]
+        if data.get(name) and method not in able:
+            yield (name,), f"`{name}` is for {', '.join(f'`{m.name}`' for m in able)}", None
+
+
+def _takes(method: Method, name: str) -> bool:
+    """True if a method has the field `name`, of those that reward or teach."""
+    if name == "reward_funcs":
+        return method.rewards_by_functions
+    return bool(method.second_model) and method.teacher == (name == TEACHER)
+
+
+def _of_teacher(data: Mapping[str, Any], method: Method) -> Iterator[Found]:
+    if not data.get(TEACHER):
+        hint = f"`{TEACHER}: qwen3-8b` (a model of the same vocabulary)"
+        yield (TEACHER,), f"`method: {method.name}` needs a teacher", hint
+    training = data.get("training")
+    kwargs = training.get(_KWARGS) if isinstance(training, Mapping) else None
+    if isinstance(kwargs, Mapping) and not (len(kwargs) == 1 and kwargs.get("dtype") in _TYPES):
+        hint = f"only its type can be said: `{_KWARGS}: {{dtype: bfloat16}}`"
+        yield ("training", _KWARGS), "a teacher is not quantised or changed here", hint
 
 
 def _of_rewards(data: Mapping[str, Any]) -> Iterator[Found]:

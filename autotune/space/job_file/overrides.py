@@ -25,6 +25,7 @@ OWNERS = {
     "reward_funcs": "`reward_funcs`",
     "reward_model_name_or_path": "`reward_model_path`",
     "reward_model_path": "`reward_model_path`",
+    "teacher_model_name_or_path": "`teacher_model_name_or_path`",
     "load_in_4bit": "`tuning: qlora`",
     "auto_find_batch_size": "the search itself",
     "dataset_kwargs": "the probes, which prepare the rows themselves",

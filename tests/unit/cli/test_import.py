@@ -322,7 +322,7 @@ def test_an_adapters_fields_without_an_adapter_do_nothing(words: tuple[str, ...]
 )
 def test_a_method_that_is_not_built_is_named(words: tuple[str, ...], method: str) -> None:
     Path("sft.yaml").write_text(ROWS, encoding="utf-8")
-    built = "sft, reward, dpo, kto, grpo, rloo, ppo"
+    built = "sft, reward, dpo, kto, grpo, rloo, distillation, ppo"
     assert f"{method} is not a method of autotune ({built})" in refused("import", *words)
 
 

@@ -13,7 +13,9 @@ def refused(config: transformers.PretrainedConfig, method: str = "sft") -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "kto", "grpo", "rloo", "ppo"])
+@pytest.mark.parametrize(
+    "method", ["sft", "reward", "dpo", "kto", "grpo", "rloo", "distillation", "ppo"]
+)
 def test_no_method_trains_an_encoder_decoder(method: str) -> None:
     message = refused(transformers.T5Config(architectures=["T5ForConditionalGeneration"]), method)
     assert f"`method: {method}` does not train `T5ForConditionalGeneration`, which my-model is" in (

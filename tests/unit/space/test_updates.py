@@ -141,7 +141,7 @@ def test_an_impossible_update_names_the_nearest_possible_ones(folder, text, hint
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("reward_funcs: [accuracy_reward]\n", "rewarded by a model"),
+        ("reward_funcs: [accuracy_reward]\n", "`reward_funcs` is for `grpo`"),
         ("max_length: 512\n", "does not truncate"),
         ("training: {max_grad_norm: 0.5}\n", "max_grad_norm"),
         ("training: {total_episodes: 1000}\n", "total_episodes"),
