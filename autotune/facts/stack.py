@@ -78,6 +78,10 @@ class StackFacts:
     """Whether what is absent is taken to be there: a plan is for another machine."""
     fused_head: bool = False
     """Whether TRL scores tokens without holding their logits, whatever the loss."""
+    checkpoints_every_n: bool = False
+    """Whether transformers can checkpoint every n-th layer, and offload what that keeps."""
+    checkpoints_selectively: bool = False
+    """Whether TRL's SFTTrainer has selective checkpointing."""
     training_fields: tuple[str, ...] = ()
     """Fields of the method's training arguments and of ModelConfig in these versions."""
 
@@ -89,6 +93,8 @@ def installed(method: str = SFT.name) -> StackFacts:
         versions={name: version(name) for name in LIBRARIES},
         absent=absent(),
         fused_head=fused_head(),
+        checkpoints_every_n="every_n_layers" in source_of("transformers", "trainer.py"),
+        checkpoints_selectively="enable_selective" in source_of("trl", "trainer/sft_trainer.py"),
         training_fields=tuple(sorted(training_fields(method))),
     )
 

@@ -27,6 +27,7 @@ from autotune.plan.device import device_facts, planned_limit
 from autotune.plan.exchange import is_wide
 from autotune.plan.narrowing import planned_space
 from autotune.plan.progress import FirstEstimate, Progress
+from autotune.space.checkpointing import CHECKPOINTING, EVERY, share_again
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import base_bytes
@@ -36,6 +37,7 @@ from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 _KNOWN: dict[str, tuple[KnobValue, ...]] = {
     "attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3"),
     "activation_offloading": (None, False),
+    CHECKPOINTING: (None, False, True, *EVERY),
     "torch_compile": (None, False),
     "torch_empty_cache_steps": (None,),
     "distributed_type": (None, NONE),
@@ -204,7 +206,7 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
         full=full,
         rank=rank,
         quantised=base is not None,
-        checkpointing=bool(config.get("gradient_checkpointing", True)),
+        again=share_again(config.get(CHECKPOINTING, True), shape.facts.layers or 1),
         chunked=config.get("loss_type") == "chunked_nll",
         liger=bool(config.get("use_liger_kernel")),
         cudnn=not flash

@@ -136,6 +136,8 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
         "data.sampled": facts.data.sampled,
         **package_facts(facts),
         "stack.fused_head": facts.stack.fused_head,
+        "stack.checkpoints_every_n": facts.stack.checkpoints_every_n,
+        "stack.checkpoints_selectively": facts.stack.checkpoints_selectively,
     }
 
 

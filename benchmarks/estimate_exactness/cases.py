@@ -40,6 +40,12 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     name: {"optim": name} for name in ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 }
 """Where that package is installed; no factor of the choice (`bitsandbytes.py`)."""
+GRID: dict[str, dict[str, Any]] = {
+    "every 2nd": {"every_n_layers": 2},
+    "every 4th": {"every_n_layers": 4},
+    "selective": {"selective": True},
+}
+"""More levels of checkpointing; no part of the choice (`tests/cpu/test_estimate_exactness.py`)."""
 BASES: dict[str, dict[str, Any]] = {
     "": {},
     "4-bit nested": {
@@ -137,8 +143,8 @@ class Case:
         if self.training == "sft":
             config["loss_type"] = self.loss
         if self.checkpointing != "off":
-            reentrant = self.checkpointing == "reentrant"
-            config["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
+            reentrant, own = self.checkpointing == "reentrant", GRID.get(self.checkpointing, {})
+            config["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant, **own}
         if self.layout == "packed":
             config["max_length"] = max(max(SHAPES[self.shape]))
         if not self.method.startswith("full"):

@@ -45,6 +45,7 @@ from autotune.estimate.tracing.phases import (
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.row_formats import ROW_KINDS, turned_by_one
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import period_of
 from autotune.space.sharding.sharding import Sharding
 from autotune.training.family import Models
 from autotune.training.patching import replaced
@@ -133,14 +134,21 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         models = build()
     if request.layers is not None:
         full_models = build()
+        period = period_of(request.config)
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
         if len({len(signatures(module)) for module in full_models.modules()}) != 1:
             raise Irregular("the models do not all have as many layers")
-        copies = LAYERS.between(len(full_layers)) if len(layers) == request.layers else 0
-        first, last = layers[: LAYERS.first], layers[-LAYERS.last :]
-        if full_layers != [*first, *([layers[LAYERS.first]] * copies), *last]:
+        blocks, all_blocks = _blocks(layers, period), _blocks(full_layers, period)
+        copies = LAYERS.between(len(all_blocks)) if len(layers) == request.layers else 0
+        first, last = blocks[: LAYERS.first], blocks[-LAYERS.last :]
+        if all_blocks != [*first, *([blocks[LAYERS.first]] * copies), *last]:
             raise Irregular("the model's layers do not all have the same parameters")
     return models
+
+
+def _blocks(layers: Sequence[Any], period: int) -> list[list[Any]]:
+    """Return layers in blocks of so many; the last block may have fewer."""
+    return [list(layers[start : start + period]) for start in range(0, len(layers), period)]
 
 
 def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dict[str, Any]:
