@@ -45,6 +45,12 @@ def _field(config: Mapping[str, Any], name: str) -> Any:
     return config.get(field_name(name, frozenset(config)))
 
 
+def without_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without what it says of checkpointing."""
+    fields = {field_name(name, frozenset(config)) for name in (CHECKPOINTING, KWARGS)}
+    return {name: value for name, value in config.items() if name not in fields}
+
+
 def period_of(config: Mapping[str, Any]) -> int:
     """Return after how many layers what is done with them repeats."""
     arguments = _field(config, KWARGS) if _field(config, CHECKPOINTING) else None

@@ -16,6 +16,7 @@ from autotune.facts.stack import fused_head
 from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.space.checkpointing import checkpointing_fields, period_of
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 from tests.guards import some_of
@@ -42,6 +43,10 @@ CHECKPOINTED = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
+EVERY_2ND, SELECTIVE, OFFLOADED = (
+    {**CHECKPOINTED, **checkpointing_fields({**CHECKPOINTED, "gradient_checkpointing": value})}
+    for value in ("every_2", "selective", "offload")
+)
 LIGER = {"use_liger_kernel": True}
 SEGMENT = 2 * 2**20
 """What the allocator reserves at least: more than a hundredth of so small a training."""
@@ -75,6 +80,19 @@ CASES = {
         accumulation=2,
         optim="adamw_torch",
     ),
+    "every 2nd layer checkpointed": Case(
+        {**LORA, **EVERY_2ND, "dtype": "bfloat16", "bf16": True},
+        rows=14,
+        shortest=130,
+        accumulation=2,
+    ),
+    "checkpointed selectively": Case({**SELECTIVE, "bf16": True}, rows=14, shortest=130),
+    "checkpoints offloaded": Case(
+        {**LORA, **OFFLOADED, "dtype": "bfloat16", "bf16": True},
+        rows=14,
+        shortest=130,
+        accumulation=2,
+    ),
     "on four bits, checkpointed": Case(
         {**LORA, **CHECKPOINTED, **FOUR_BITS, "dtype": "bfloat16", "bf16": True},
         rows=14,
@@ -97,6 +115,8 @@ def compare(path: Path) -> None:
     """The child: the estimate of a case, and a trace of it with all layers at its own size."""
     from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import MicroBatch, TraceRequest
+    from autotune.estimate.records.events import live_bytes
+    from autotune.estimate.records.steps import split_by_place
     from autotune.estimate.tracing.trace import trace_steps
     from autotune.estimate.variants.offline import OfflineEstimates
 
@@ -125,7 +145,9 @@ def compare(path: Path) -> None:
         if case.cuda is None:
             whole = on_cpu(truth.events, None)
         else:
-            whole = replayed(truth.events, None, expandable_segments=expandable)
+            device, host = split_by_place(truth.events)
+            assert found.copied_bytes == live_bytes(host).peak_bytes
+            whole = replayed(device, None, expandable_segments=expandable)
         figures = (found.peak_allocated_bytes, found.peak_reserved_bytes)
         pairs.append([figures, (whole.use.peak_bytes, whole.reserved_bytes), found.method])
     layers = [estimates.traces.traced_layers, truth.layers]
@@ -247,7 +269,8 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:
     reply = answered(CASES[name], model, server, tmp_path)
-    assert reply["layers"] == [FEW, LAYERS]
+    period = period_of(CASES[name].config)
+    assert reply["layers"] == [layers.fewest_layers(LAYERS, period), LAYERS]
     for estimate, whole, method in reply["pairs"]:
         assert method == "scaled trace"
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)

@@ -225,9 +225,7 @@ def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     )
 
 
-def _matmuls(
-    step: DecoderStep, ceilings: Ceilings, passes: float
-) -> Iterator[tuple[float, float]]:
+def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: float) -> Iterator[tuple[float, float]]:
     """Yield (operations, their rate) of all matmuls of a micro-step."""
     dtype, tokens = "bfloat16" if step.half else "float32", step.tokens
 

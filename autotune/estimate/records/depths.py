@@ -55,9 +55,7 @@ FEWEST, DISTANCE, MOST_DISTANCE = 6, 2, 8
 """Six layers have all kinds of stretches."""
 
 
-def depths(
-    layers: int, sharding: Sharding, *, adapters: bool, period: int = 1
-) -> tuple[int, ...]:
+def depths(layers: int, sharding: Sharding, *, adapters: bool, period: int = 1) -> tuple[int, ...]:
     """Return how many layers to trace; only the model's own number where two traces would cost as
     much.
 

@@ -150,9 +150,7 @@ class Traces:
         if self.request.cuda is not None:  # elsewhere nothing is cached
             first = with_smaller_batches(step, opening, first_shares) if first_shares else step
             opening = with_first_step(opening, first)
-        record = whole_record(
-            opening, step, self.traced_layers, self._layers(), self._period
-        )
+        record = whole_record(opening, step, self.traced_layers, self._layers(), self._period)
         return on_devices(record, self.request)
 
     def work(
