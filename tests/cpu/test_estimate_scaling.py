@@ -16,7 +16,7 @@ from autotune.facts.stack import fused_head
 from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.space.checkpointing import checkpointing_fields, period_of
+from autotune.space.checkpointing import checkpointing_fields
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 from tests.guards import some_of
@@ -39,19 +39,27 @@ CONFIG = {
     "gradient_checkpointing": False,
     "optim": "adamw_torch_fused",
 }
+LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 CHECKPOINTED = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
-EVERY_2ND, SELECTIVE, OFFLOADED = (
-    {**CHECKPOINTED, **checkpointing_fields({**CHECKPOINTED, "gradient_checkpointing": value})}
-    for value in ("every_2", "selective", "offload")
-)
+
+
+def checkpointing_of(value: str) -> dict[str, Any]:
+    """The fields of a value of the knob."""
+    return checkpointing_fields({**CHECKPOINTED, "gradient_checkpointing": value})
+
+
+GRID = {
+    "every 2nd layer": {**checkpointing_of("every_2"), **LORA, "dtype": "bfloat16"},
+    "selective": {**checkpointing_of("selective")},
+    "offloaded": {**checkpointing_of("offload"), **LORA, "dtype": "bfloat16"},
+}
 LIGER = {"use_liger_kernel": True}
 SEGMENT = 2 * 2**20
 """What the allocator reserves at least: more than a hundredth of so small a training."""
 FLASH = {"attn_implementation": "flash_attention_2"}
-LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 
 
 @dataclass(frozen=True)
@@ -80,19 +88,6 @@ CASES = {
         accumulation=2,
         optim="adamw_torch",
     ),
-    "every 2nd layer checkpointed": Case(
-        {**LORA, **EVERY_2ND, "dtype": "bfloat16", "bf16": True},
-        rows=14,
-        shortest=130,
-        accumulation=2,
-    ),
-    "checkpointed selectively": Case({**SELECTIVE, "bf16": True}, rows=14, shortest=130),
-    "checkpoints offloaded": Case(
-        {**LORA, **OFFLOADED, "dtype": "bfloat16", "bf16": True},
-        rows=14,
-        shortest=130,
-        accumulation=2,
-    ),
     "on four bits, checkpointed": Case(
         {**LORA, **CHECKPOINTED, **FOUR_BITS, "dtype": "bfloat16", "bf16": True},
         rows=14,
@@ -115,8 +110,6 @@ def compare(path: Path) -> None:
     """The child: the estimate of a case, and a trace of it with all layers at its own size."""
     from autotune.estimate.allocator.replay import on_cpu, replayed
     from autotune.estimate.protocol import MicroBatch, TraceRequest
-    from autotune.estimate.records.events import live_bytes
-    from autotune.estimate.records.steps import split_by_place
     from autotune.estimate.tracing.trace import trace_steps
     from autotune.estimate.variants.offline import OfflineEstimates
 
@@ -145,9 +138,7 @@ def compare(path: Path) -> None:
         if case.cuda is None:
             whole = on_cpu(truth.events, None)
         else:
-            device, host = split_by_place(truth.events)
-            assert found.copied_bytes == live_bytes(host).peak_bytes
-            whole = replayed(device, None, expandable_segments=expandable)
+            whole = replayed(truth.events, None, expandable_segments=expandable)
         figures = (found.peak_allocated_bytes, found.peak_reserved_bytes)
         pairs.append([figures, (whole.use.peak_bytes, whole.reserved_bytes), found.method])
     layers = [estimates.traces.traced_layers, truth.layers]
@@ -158,6 +149,28 @@ def compare(path: Path) -> None:
         "growth": estimates.traces.growth(),
         "sigmas": sigmas,
     }
+    write_json(folder.reply, found)
+
+
+def compare_depths(path: Path) -> None:
+    """The child: the points of a case from a few layers, and from all of them."""
+    from autotune.estimate.variants.offline import OfflineEstimates
+    from autotune.estimate.variants.retracing import ALL_LAYERS, FEW_LAYERS
+
+    folder = ChildFolder(path=path)
+    asked: dict[str, Any] = read_json(folder.request) or {}
+    case = Case(**asked["case"])
+    request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
+    found = []
+    for extent in (FEW_LAYERS, ALL_LAYERS):
+        estimates = OfflineEstimates(request)
+        if extent != estimates.extent:
+            estimates.extent, estimates._traced = extent, False
+            estimates.forget()
+        points = [estimates.point(point) for point in request.points[:2]]
+        names = ("peak_allocated_bytes", "peak_reserved_bytes", "copied_bytes", "host_bytes")
+        bytes_of = [[getattr(point, name) for name in names] for point in points]
+        found.append([estimates.traces.traced_layers, bytes_of])
     write_json(folder.reply, found)
 
 
@@ -252,13 +265,13 @@ def model_folder(folder: Path, config: dict[str, Any], layers: int = LAYERS) -> 
     return folder
 
 
-def answered(case: Case, model: Path, server: ChildServer, path: Path) -> Any:
+def answered(case: Case, model: Path, server: ChildServer, path: Path, worker: str = WORKER) -> Any:
     """What a child found of a case."""
     plain = {**vars(case), "config": {**CONFIG, **case.config}}
     folder = ChildFolder(path=path / "p")
     folder.path.mkdir()
     write_json(folder.request, {"case": plain, "model": str(model)})
-    server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
+    server.run(folder, worker, Limits(wall_s=900, stall_s=900))
     reply = read_json(folder.reply)
     assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
     return reply
@@ -269,8 +282,7 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
     name: str, model: Path, server: ChildServer, tmp_path: Path
 ) -> None:
     reply = answered(CASES[name], model, server, tmp_path)
-    period = period_of(CASES[name].config)
-    assert reply["layers"] == [layers.fewest_layers(LAYERS, period), LAYERS]
+    assert reply["layers"] == [FEW, LAYERS]
     for estimate, whole, method in reply["pairs"]:
         assert method == "scaled trace"
         assert estimate[0] == pytest.approx(whole[0], rel=0.001)
@@ -283,6 +295,21 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
         outside = 2 * 509 * 64 + 64
         growth = (outside + LAYERS * layer) / (outside + FEW * layer)
         assert reply["growth"] == pytest.approx(growth, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", some_of(GRID, {"every 2nd layer"}, "exactness"))
+def test_checkpointing_of_some_layers_follows_from_few_layers_as_from_all(
+    name: str, model: Path, server: ChildServer, tmp_path: Path
+) -> None:
+    case = Case({**GRID[name], "bf16": True}, rows=14, shortest=130, accumulation=2)
+    worker = "tests.cpu.test_estimate_scaling:compare_depths"
+    (few, from_few), (every, from_all) = answered(case, model, server, tmp_path, worker)
+    assert (few, every) == (7 if name.startswith("every") else FEW, LAYERS)
+    assert from_few == from_all
+    copied, pinned = from_few[0][2:]
+    assert (copied > 0) == (name == "offloaded")
+    # torch pins powers of two: here 8 MiB for each layer's input.
+    assert pinned == (LAYERS * 2**23 if copied else 0)
 
 
 @pytest.mark.nightly("exactness")
