@@ -1,21 +1,22 @@
 """Checkpointing of some layers, from the traces without it and of all layers. Pure.
 
 Of every n-th layer it lies on the line between the two; selective and offloaded checkpointing are
-the trace of all layers, with what these keep or take away by arithmetic. So each value has its
-estimate without a trace; the values that are expected to be faster than all that was traced, or
-where nothing fits leaner, are traced themselves.
+the trace of all layers, and what these keep or take away. So each value has its estimate without a
+trace; what is expected to be faster than all that was traced (where nothing fits, leaner) is traced
+itself.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
+from autotune.estimate.protocol import EstimateReply, PointReply
 from autotune.estimate.records.events import ACTIVATIONS, MICRO_STEP
 from autotune.estimate.variant import variant_of
 from autotune.plan.choices import AS_FAST
+from autotune.plan.engine_tasks import Rank
 from autotune.plan.exchange import computed_bytes, is_wide
 from autotune.plan.trace_choice import LIKELY, Effort, rank, representatives
 from autotune.plan.variants import VariantTask
@@ -28,56 +29,16 @@ from autotune.space.checkpointing import (
     without_fields,
 )
 
-Trace = Callable[
-    [Sequence[VariantTask], str, Callable[[int, EstimateReply], None] | None], list[EstimateReply]
-]
+Hear = Callable[[int, EstimateReply], None]
+Trace = Callable[[Sequence[VariantTask], str, Hear | None], list[EstimateReply]]
 """A function that traces tasks in children, in a folder of that name, and hands each reply on as it
 comes."""
+Estimates = Callable[[VariantTask, EstimateReply], dict[str, Estimate]]
 BETWEEN = "between traces"
 SIGMA = 0.05
 """Relative standard deviation of such bytes (`benchmarks/checkpointing`)."""
 AT_ONCE, MOST = 2, 4
 """Values traced beside each other, and in all. Chosen, not measured."""
-_APART = ("points", "config")
-
-
-def traced_where_promising(
-    trace: Trace, estimates: Callable[[VariantTask, EstimateReply], dict[str, Estimate]], most: int
-) -> Trace:
-    """Return a function that traces few of the values between none and all layers.
-
-    Args:
-        estimates: of the candidates of a task, by a reply.
-        most: so many of these values are traced.
-    """
-
-    def traced(
-        tasks: Sequence[VariantTask], name: str, hear: Callable[[int, EstimateReply], None] | None
-    ) -> list[EstimateReply]:
-        between, replies = ends_of(tasks), dict[int, EstimateReply]()
-
-        def take(numbers: Sequence[int], folder: str) -> None:
-            def receive(place: int, reply: EstimateReply) -> None:
-                if hear is not None:
-                    hear(numbers[place], reply)
-
-            found = trace([tasks[number] for number in numbers], folder, receive)
-            replies.update(zip(numbers, found, strict=True))
-
-        take([number for number in range(len(tasks)) if number not in between], name)
-        for number, ends in between.items():
-            replies[number] = _between(tasks, replies, number, *ends)
-            if hear is not None:
-                hear(number, replies[number])
-        left, still = most, set(between)
-        while left and (
-            chosen := _promising(tasks, replies, still, estimates)[: min(left, AT_ONCE)]
-        ):
-            take(chosen, f"{name}-{min(chosen)}")
-            left, still = left - len(chosen), still - set(chosen)
-        return [replies[number] for number in range(len(tasks))]
-
-    return traced
 
 
 def most_traced(effort: Effort) -> int:
@@ -85,142 +46,121 @@ def most_traced(effort: Effort) -> int:
     return MOST if effort.first is None else min(effort.first, MOST)
 
 
+def traced_where_promising(trace: Trace, estimates: Estimates, most: int) -> Trace:
+    """Return a function that traces at most so many of the values between none and all layers."""
+
+    def traced(tasks: Sequence[VariantTask], name: str, hear: Hear | None) -> list[EstimateReply]:
+        replies, ranks = dict[int, EstimateReply](), dict[int, Rank]()
+
+        def take(number: int, reply: EstimateReply, *, is_traced: bool) -> None:
+            task = representatives(tasks[number])
+            found = estimates(task, reply).values()
+            replies[number] = reply
+            ranks[number] = min(rank(e, by_formula=not is_traced, ruled_out=LIKELY) for e in found)
+
+        def make(numbers: Sequence[int], folder: str) -> None:
+            def receive(place: int, reply: EstimateReply) -> None:
+                if hear is not None:
+                    hear(numbers[place], reply)
+
+            made = trace([tasks[number] for number in numbers], folder, receive)
+            for number, reply in zip(numbers, made, strict=True):
+                take(number, reply, is_traced=True)
+
+        left = ends_of(tasks)
+        make([number for number in range(len(tasks)) if number not in left], name)
+        for number, ends in left.items():
+            reply = _between(tasks[number], [(tasks[end], replies[end]) for end in ends])
+            take(number, reply, is_traced=False)
+            if hear is not None:
+                hear(number, reply)
+        for _ in range(0, most, AT_ONCE):
+            none_fits, amount = min(ranks[number] for number in ranks if number not in left)
+            enough = none_fits, amount if none_fits else amount * (1 + AS_FAST)
+            better = sorted((n for n in left if ranks[n] < enough), key=ranks.__getitem__)
+            if not better:
+                break
+            chosen = better[: min(AT_ONCE, most)]
+            make(chosen, f"{name}-{min(chosen)}")
+            left = {number: ends for number, ends in left.items() if number not in chosen}
+        return [replies[number] for number in range(len(tasks))]
+
+    return traced
+
+
 def ends_of(tasks: Sequence[VariantTask]) -> dict[int, tuple[int, int]]:
     """Return, for each task between, the number of the same without checkpointing, and with it in
     all layers."""
-    ends: dict[tuple[str, Any], int] = {}
-    keys = [_key(task) for task in tasks]
-    for number, (key, value) in enumerate(keys):
-        ends.setdefault((key, value), number)
+    keys = [(_key(task), value_in(task.traced.config)) for task in tasks]
+    numbers = {key: number for number, key in enumerate(keys)}
     between = {}
     for number, (key, value) in enumerate(keys):
-        pair = ends.get((key, False)), ends.get((key, True))
-        if value not in GRID or tasks[number].engine or None in pair:
+        ends = numbers.get((key, False)), numbers.get((key, True))
+        if value not in GRID or tasks[number].engine or ends[0] is None or ends[1] is None:
             continue
-        none, all_layers = pair
-        assert none is not None and all_layers is not None
-        points = tasks[number].request.points
-        if all(
-            point in tasks[end].request.points for end in (none, all_layers) for point in points
-        ):
-            between[number] = none, all_layers
+        known = [tasks[end].request.points for end in ends]
+        if all(point in points for points in known for point in tasks[number].request.points):
+            between[number] = ends[0], ends[1]
     return between
 
 
-def _key(task: VariantTask) -> tuple[str, Any]:
-    """Return the same text for tasks that differ in their checkpointing and points only, and their
-    checkpointing."""
-    fields = {name: v for name, v in task.request.plain().items() if name not in _APART}
-    config = task.traced.config
-    same = json.dumps([fields, variant_of(without_fields(config))], sort_keys=True)
-    return same, value_in(config)
+def _key(task: VariantTask) -> str:
+    """Return the same text for tasks that differ in their checkpointing and points only."""
+    fields = {**task.request.plain(), "points": None, "config": None}
+    return json.dumps([fields, variant_of(without_fields(task.traced.config))], sort_keys=True)
 
 
-def _promising(
-    tasks: Sequence[VariantTask],
-    replies: Mapping[int, EstimateReply],
-    between: set[int],
-    estimates: Callable[[VariantTask, EstimateReply], dict[str, Estimate]],
-) -> list[int]:
-    """Return the tasks between that are expected to be better than all that were traced, the best
-    first."""
-    ranks = {}
-    for number, reply in replies.items():
-        found = estimates(representatives(tasks[number]), reply).values()
-        untraced = number in between
-        ranks[number] = min(rank(e, by_formula=untraced, ruled_out=LIKELY) for e in found)
-    none_fits, amount = min(ranks[number] for number in replies if number not in between)
-    enough = none_fits, amount if none_fits else amount * (1 + AS_FAST)
-    better = [number for number in between if ranks[number] < enough]
-    return sorted(better, key=lambda number: ranks[number])
-
-
-def _between(
-    tasks: Sequence[VariantTask],
-    replies: Mapping[int, EstimateReply],
-    number: int,
-    none: int,
-    all_layers: int,
-) -> EstimateReply:
+def _between(task: VariantTask, ends: Sequence[tuple[VariantTask, EstimateReply]]) -> EstimateReply:
     """Return the reply of a task from those of its ends."""
-    task, ends = tasks[number], (replies[none], replies[all_layers])
-    problem = next((end.problem for end in ends if end.problem is not None), None)
-    if problem is not None:
-        return dataclasses.replace(ends[1], problem=problem)
+    none, full = (reply for _, reply in ends)
+    if none.problem is not None or full.problem is not None:
+        return full if none.problem is None else none
     value, layers = value_in(task.traced.config), max(task.request.layers, 1)
     kept = 1 - share_again(value, layers)
     points = []
     for point in task.request.points:
-        pair = [
-            reply.points[tasks[end].request.points.index(point)]
-            for end, reply in zip((none, all_layers), ends, strict=True)
-        ]
-        answer = _on_line(*pair, kept)
-        points.append(_adjusted(answer, task, value, layers))
+        first, second = (r.points[t.request.points.index(point)] for t, r in ends)
+        points.append(_point(first, second, kept, _streams(task, value, second)))
     shapes = [
-        dataclasses.replace(full, work=_work(value, kept, without.work, full.work))
-        for full in ends[1].shapes
-        for without in ends[0].shapes
-        if _shape(full) == _shape(without)
+        dataclasses.replace(one, work=_work(value, kept, other.work, one.work))
+        for one in full.shapes
+        for other in none.shapes
+        if dataclasses.replace(one, work=[]) == dataclasses.replace(other, work=[])
     ]
-    return dataclasses.replace(ends[1], points=points, shapes=shapes)
+    return dataclasses.replace(full, points=points, shapes=shapes)
 
 
-def _shape(shape: ShapeWork) -> tuple[int, int, bool, bool]:
-    return shape.rows, shape.length, shape.masked, shape.flat
+def _streams(task: VariantTask, value: Any, full: PointReply) -> list[int]:
+    """Return the bytes of each layer's result of attention, where that is kept; less each layer's
+    input, where that waits on the host."""
+    config, tokens = task.traced.config, max(padded for _, padded, _ in full.sample)
+    width = {SELECTIVE: computed_bytes(config), OFFLOAD: -4 if is_wide(config) else -2}
+    return [width.get(value, 0) * tokens * task.request.hidden] * max(task.request.layers, 1)
 
 
-def _on_line(none: PointReply, full: PointReply, kept: float) -> PointReply:
-    """Return a point whose layers keep all in this share of them."""
-
-    def line(first: int, second: int) -> int:
-        return round(second + kept * (first - second))
-
-    def lines(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-        names = dict.fromkeys([*second, *first])
-        return {name: line(first.get(name, 0), second.get(name, 0)) for name in names}
-
-    parts = lines(none.parts, full.parts)
+def _point(none: PointReply, full: PointReply, kept: float, streams: list[int]) -> PointReply:
+    """Return a point whose layers keep all in this share of them. Of offloaded inputs one is on the
+    device."""
+    copied = -min(sum(streams), 0)
+    added = round(kept * (none.peak_reserved_bytes - full.peak_reserved_bytes))
+    added += sum(streams[copied > 0 :])
+    others = [peak for phase, peak in full.phases.items() if phase != MICRO_STEP]
+    activations = full.parts.get(ACTIVATIONS, 0)
+    added = max(added, max(others, default=0) - full.peak_allocated_bytes, -activations)
     return dataclasses.replace(
-        none if kept else full,
-        peak_allocated_bytes=sum(parts.values()),
-        peak_reserved_bytes=line(none.peak_reserved_bytes, full.peak_reserved_bytes),
-        parts=parts,
-        phases=lines(none.phases, full.phases),
-        micro_peaks=[
-            lines(*pair) for pair in zip(none.micro_peaks, full.micro_peaks, strict=False)
-        ],
+        full,
+        peak_allocated_bytes=full.peak_allocated_bytes + added,
+        peak_reserved_bytes=full.peak_reserved_bytes + added,
+        parts={**full.parts, ACTIVATIONS: activations + added},
+        micro_peaks=none.micro_peaks if kept else full.micro_peaks,
         oom=False,
         missing_bytes=None,
         retries=0,
         method=BETWEEN,
         sigma=SIGMA,
         at_least=none.at_least or full.at_least,
-    )
-
-
-def _adjusted(answer: PointReply, task: VariantTask, value: Any, layers: int) -> PointReply:
-    """Return a point with what selective checkpointing keeps (each layer's result of attention), or
-    without what waits on the host (the inputs of all layers but one)."""
-    if value not in (SELECTIVE, OFFLOAD):
-        return answer
-    config, tokens = task.traced.config, max(padded for _, padded, _ in answer.sample)
-    numbers = layers * tokens * task.request.hidden
-    copied, added = 0, numbers * computed_bytes(config)
-    if value == OFFLOAD:
-        copied = numbers * (4 if is_wide(config) else 2)
-        added = -copied * (layers - 1) // layers
-    others = [peak for phase, peak in answer.phases.items() if phase != MICRO_STEP]
-    activations = answer.parts.get(ACTIVATIONS, 0)
-    added = max(added, max(others, default=0) - answer.peak_allocated_bytes, -activations)
-    pinned = layers * (1 << (copied // layers - 1).bit_length()) if copied else 0
-    return dataclasses.replace(
-        answer,
-        peak_allocated_bytes=answer.peak_allocated_bytes + added,
-        peak_reserved_bytes=answer.peak_reserved_bytes + added,
-        parts={**answer.parts, ACTIVATIONS: activations + added},
         copied_bytes=copied,
-        host_bytes=pinned,
+        host_bytes=sum(1 << (-size - 1).bit_length() for size in streams if size < 0),
     )
 
 

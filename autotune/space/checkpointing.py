@@ -64,7 +64,7 @@ def share_again(value: Any, layers: int) -> float:
 
 def memory_rank(value: Any) -> int:
     """Return the place of a value among all, the one with the least memory first."""
-    return LEANEST_FIRST.index(value) if value in LEANEST_FIRST else LEANEST_FIRST.index(True)
+    return LEANEST_FIRST.index(value)
 
 
 def keeps_activations_away(values: Mapping[str, Any]) -> bool:
@@ -72,22 +72,16 @@ def keeps_activations_away(values: Mapping[str, Any]) -> bool:
     return values.get("activation_offloading") is True or values.get(CHECKPOINTING) == OFFLOAD
 
 
+_CELLS = {None: "-", True: "yes", False: "no", SELECTIVE: "sel", OFFLOAD: "offl"}
+
+
 def cell(value: Any) -> str:
     """Return a value as a table has it."""
-    return _CELLS.get(value, "-" if value is None else str(value))
+    return f"1/{EVERY[value]}" if value in EVERY else _CELLS[value]
 
 
 def phrase(value: Any) -> str:
     """Return a value as it stands behind a batch."""
-    return _PHRASES.get(value, f"with checkpointing ({value})")
-
-
-_CELLS = {True: "yes", False: "no", SELECTIVE: "sel", OFFLOAD: "offl"} | {
-    value: f"1/{n}" for value, n in EVERY.items()
-}
-_PHRASES = {
-    True: "with checkpointing",
-    False: "without checkpointing",
-    SELECTIVE: "with selective checkpointing",
-    OFFLOAD: "with offloaded checkpointing",
-} | {value: f"with 1/{n} checkpointing" for value, n in EVERY.items()}
+    words = {SELECTIVE: "selective ", OFFLOAD: "offloaded "}
+    kind = f"{cell(value)} " if value in EVERY else words.get(value, "")
+    return f"with {kind}checkpointing" if value else "without checkpointing"

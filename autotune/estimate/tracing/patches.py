@@ -117,17 +117,13 @@ def _recomputation_seen(tracer: Tracer) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _checkpoints_on_host(tracer: Tracer) -> Iterator[None]:
+def _checkpoints_on_host(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
     """Count as the host's what offloaded checkpointing copies there; fake tensors of one device
     would only be passed on, and are copied back."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        tracer.paused = True
-        try:
+        with replaced(tracer, "paused", True):
             copy = torch.empty(tensor.size(), dtype=tensor.dtype)
-        finally:
-            tracer.paused = False
         tracer.follow(copy, events.HOST, "save_on_cpu", tracer.region)
         return copy
 
@@ -135,11 +131,8 @@ def _checkpoints_on_host(tracer: Tracer) -> Iterator[None]:
         return torch.autograd.graph.saved_tensors_hooks(pack, torch.clone)
 
     modeling: Any = importlib.import_module("transformers.modeling_utils")
-    if not hasattr(modeling, "save_on_cpu"):
-        yield
-        return
-    with replaced(modeling, "save_on_cpu", hooks):
-        yield
+    there = hasattr(modeling, "save_on_cpu")  # from transformers 5.24 on
+    return replaced(modeling, "save_on_cpu", hooks) if there else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
