@@ -15,7 +15,6 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply, PointReply
 from autotune.estimate.records.events import ACTIVATIONS, MICRO_STEP
 from autotune.estimate.variant import variant_of
-from autotune.plan.choices import AS_FAST
 from autotune.plan.engine_tasks import Rank
 from autotune.plan.exchange import computed_bytes, is_wide
 from autotune.plan.trace_choice import LIKELY, Effort, rank, representatives
@@ -75,9 +74,8 @@ def traced_where_promising(trace: Trace, estimates: Estimates, most: int) -> Tra
             if hear is not None:
                 hear(number, reply)
         for _ in range(0, most, AT_ONCE):
-            none_fits, amount = min(ranks[number] for number in ranks if number not in left)
-            enough = none_fits, amount if none_fits else amount * (1 + AS_FAST)
-            better = sorted((n for n in left if ranks[n] < enough), key=ranks.__getitem__)
+            best = min(ranks[number] for number in ranks if number not in left)
+            better = sorted((n for n in left if ranks[n] < best), key=ranks.__getitem__)
             if not better:
                 break
             chosen = better[: min(AT_ONCE, most)]
