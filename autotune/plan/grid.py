@@ -49,6 +49,8 @@ def traced_where_promising(trace: Trace, estimates: Estimates, most: int) -> Tra
     """Return a function that traces at most so many of the values between none and all layers."""
 
     def traced(tasks: Sequence[VariantTask], name: str, hear: Hear | None) -> list[EstimateReply]:
+        if not (left := ends_of(tasks)):
+            return trace(tasks, name, hear)
         replies, ranks = dict[int, EstimateReply](), dict[int, Rank]()
 
         def take(number: int, reply: EstimateReply, *, is_traced: bool) -> None:
@@ -66,7 +68,6 @@ def traced_where_promising(trace: Trace, estimates: Estimates, most: int) -> Tra
             for number, reply in zip(numbers, made, strict=True):
                 take(number, reply, is_traced=True)
 
-        left = ends_of(tasks)
         make([number for number in range(len(tasks)) if number not in left], name)
         for number, ends in left.items():
             reply = _between(tasks[number], [(tasks[end], replies[end]) for end in ends])
