@@ -36,8 +36,8 @@ Estimates = Callable[[VariantTask, EstimateReply], dict[str, Estimate]]
 BETWEEN = "between traces"
 SIGMA = 0.05
 """Relative standard deviation of such bytes (`benchmarks/checkpointing`)."""
-AT_ONCE, MOST = 2, 4
-"""Values traced beside each other, and in all. Chosen, not measured."""
+MOST = 4
+"""Number of these values that are traced, one after the other. Chosen, not measured."""
 
 
 def most_traced(effort: Effort) -> int:
@@ -74,14 +74,13 @@ def traced_where_promising(trace: Trace, estimates: Estimates, most: int) -> Tra
             take(number, reply, is_traced=False)
             if hear is not None:
                 hear(number, reply)
-        for _ in range(0, most, AT_ONCE):
+        for _ in range(most):
             best = min(ranks[number] for number in ranks if number not in left)
-            better = sorted((n for n in left if ranks[n] < best), key=ranks.__getitem__)
-            if not better:
+            first = min(left, key=ranks.__getitem__, default=None)
+            if first is None or ranks[first] >= best:
                 break
-            chosen = better[: min(AT_ONCE, most)]
-            make(chosen, f"{name}-{min(chosen)}")
-            left = {number: ends for number, ends in left.items() if number not in chosen}
+            make([first], f"{name}-{first}")
+            del left[first]
         return [replies[number] for number in range(len(tasks))]
 
     return traced
