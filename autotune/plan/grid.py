@@ -35,7 +35,7 @@ comes."""
 Estimates = Callable[[VariantTask, EstimateReply], dict[str, Estimate]]
 BETWEEN = "between traces"
 SIGMA = 0.05
-"""Relative standard deviation of such bytes (`benchmarks/checkpointing`)."""
+"""Relative standard deviation of such bytes. Assumed, not measured."""
 MOST = 4
 """Number of these values that are traced, one after the other. Chosen, not measured."""
 
@@ -93,12 +93,12 @@ def ends_of(tasks: Sequence[VariantTask]) -> dict[int, tuple[int, int]]:
     numbers = {key: number for number, key in enumerate(keys)}
     between = {}
     for number, (key, value) in enumerate(keys):
-        ends = numbers.get((key, False)), numbers.get((key, True))
-        if value not in GRID or tasks[number].engine or ends[0] is None or ends[1] is None:
+        none, full = numbers.get((key, False)), numbers.get((key, True))
+        if value not in GRID or tasks[number].engine or none is None or full is None:
             continue
-        known = [tasks[end].request.points for end in ends]
+        known = [tasks[end].request.points for end in (none, full)]
         if all(point in points for points in known for point in tasks[number].request.points):
-            between[number] = ends[0], ends[1]
+            between[number] = none, full
     return between
 
 
