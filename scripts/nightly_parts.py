@@ -45,6 +45,8 @@ BENCHMARKS = {
     "--device h200 --set model=benchmarks/formula_first/model/config.json "
     "--set fixed.gradient_checkpointing=true --set fixed.padding_free=false "
     "--set fixed.attn_implementation=sdpa --results {out}/rows.jsonl",
+    "checkpointing": "python -m benchmarks.checkpointing.run --only '0.5B full' "
+    "--results {out}/rows.jsonl",
     "base_dtype": "python benchmarks/base_dtype/run.py --only 'base in bfloat16, seed 1' "
     "--results {out}/rows.jsonl",
     "estimate_exactness": "python benchmarks/estimate_exactness/run.py "

@@ -177,7 +177,8 @@ def estimated(
     """Return the estimate of a candidate whose variant, but for `replaced`, was traced as
     `point`."""
     parts = {name: size for name, size in point.parts.items() if size}
-    reserved, offloaded = point.peak_reserved_bytes, 0
+    reserved = point.peak_reserved_bytes
+    offloaded = point.host_bytes if point.copied_bytes else 0
     loading = point.phases.get(LOADING)
     if "activation_offloading" in replaced:
         parts, reserved, offloaded = _offload_parts(point, layers)

@@ -221,6 +221,7 @@ class PointReply(Message):
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
         host_bytes: what offloading puts into the host's memory for this device.
+        copied_bytes: what offloaded checkpointing copies there in a micro-step, and back.
         sigma: relative standard deviation of reserved bytes that were continued from fewer layers
             of an engine, or that depend on the order of rows.
         at_least: whether it is the reply of a smaller micro-batch, which is already too large.
@@ -242,6 +243,7 @@ class PointReply(Message):
     method: str
     micro_peaks: list[dict[str, int]] = field(default_factory=list)
     host_bytes: int = 0
+    copied_bytes: int = 0
     sigma: float = 0.0
     at_least: bool = False
     rollout: dict[str, list[Any]] | None = None

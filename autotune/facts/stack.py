@@ -89,6 +89,10 @@ class StackFacts:
     """Whether TRL's scripts pass `model_init_kwargs` on to the model (from 1.16 on)."""
     fused_head: bool = False
     """Whether TRL scores tokens without holding their logits, whatever the loss."""
+    checkpoints_every_n: bool = False
+    """Whether transformers can checkpoint every n-th layer, and offload what that keeps."""
+    checkpoints_selectively: bool = False
+    """Whether TRL's SFTTrainer has selective checkpointing."""
     training_fields: tuple[str, ...] = ()
     """Fields of the method's training arguments and of ModelConfig in these versions."""
 
@@ -103,6 +107,8 @@ def installed(method: str = SFT.name) -> StackFacts:
         kernels_range=kernels_range(),
         model_kwargs="model_init_kwargs.update(" in source_of("trl", "scripts/sft.py"),
         fused_head=fused_head(),
+        checkpoints_every_n="every_n_layers" in source_of("transformers", "trainer.py"),
+        checkpoints_selectively="enable_selective" in source_of("trl", "trainer/sft_trainer.py"),
         training_fields=tuple(sorted(training_fields(method))),
     )
 

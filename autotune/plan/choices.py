@@ -7,6 +7,7 @@ from typing import Any
 from autotune.estimate.estimate import Estimate
 from autotune.job.job import KnobValue
 from autotune.space.bind import SearchSpace
+from autotune.space.checkpointing import CHECKPOINTING, keeps_activations_away
 from autotune.space.knobs import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -20,7 +21,6 @@ from autotune.space.knobs import (
 from autotune.space.memory_order import expected_leanness
 from autotune.space.sharding.sharding import engine_name, sharding_of
 
-CHECKPOINTING = "gradient_checkpointing"
 SAFE = 0.05
 """A candidate is safe where it runs out of memory with at most this probability."""
 AS_FAST = 0.01
@@ -74,7 +74,7 @@ def order(candidate: Candidate, estimate: Estimate, devices: int) -> Place:
         not safe,
         not estimate.fits,
         -certain * (estimate.tokens_per_s or 0.0),
-        unknown and (offloads or values.get("activation_offloading") is True),
+        unknown and (offloads or keeps_activations_away(values)),
         candidate.gradient_accumulation_steps if unknown else 0,
         estimate.peak_memory_bytes,
     )

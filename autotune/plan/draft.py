@@ -13,10 +13,11 @@ from typing import Self
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.job.methods import METHODS
-from autotune.plan.choices import CHECKPOINTING, Choice, choices, is_safe
+from autotune.plan.choices import Choice, choices, is_safe
 from autotune.plan.estimator import Estimator
 from autotune.plan.narrowing import key_without, named_knobs
 from autotune.space.bind import ALL_AT_ONCE, SearchSpace
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.knobs import Candidate
 from autotune.space.memory_order import expected_leanness
 

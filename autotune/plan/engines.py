@@ -31,6 +31,7 @@ from autotune.plan.engine_tasks import (
     with_work_of,
 )
 from autotune.plan.exchange import trained_parameters
+from autotune.plan.grid import Trace, most_traced, traced_where_promising
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import (
     LIKELY,
@@ -50,11 +51,6 @@ MOST_SETTLED = 3
 """Number of times that all layers are traced, where that puts another candidate first."""
 _OWN = ("points", "sharding", "deepspeed", "config")
 """Fields that differ between tasks of one base; of the configuration, only the variant counts."""
-Trace = Callable[
-    [Sequence[VariantTask], str, Callable[[int, EstimateReply], None] | None], list[EstimateReply]
-]
-"""A function that traces tasks in children, in a folder of that name, and hands each reply on as it
-comes."""
 Report = Callable[[Mapping[int, EstimateReply]], None]
 """A function that receives replies, by the place of their task, in place of earlier ones."""
 
@@ -95,17 +91,12 @@ def answered(
         trace: takes the place of traces in children of `server`.
         report: receives the replies as they come.
     """
-    traces = EngineTraces(
-        tasks,
-        budget,
-        trace
-        or (
-            lambda subset, name, hear: traced_in_children(
-                subset, server, folder / name, progress, hear
-            )
-        ),
-        report,
+    trace = trace or (
+        lambda subset, name, hear: traced_in_children(subset, server, folder / name, progress, hear)
     )
+    if budget.ceilings is not None:
+        trace = traced_where_promising(trace, budget.estimates, most_traced(budget.effort))
+    traces = EngineTraces(tasks, budget, trace, report)
     engines = [record for record in traces.records if record.task.engine]
     by_formula = budget.ceilings is not None or budget.effort.first == 0
     if not by_formula or not engines:

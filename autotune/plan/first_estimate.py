@@ -28,6 +28,7 @@ from autotune.plan.exchange import is_wide
 from autotune.plan.narrowing import planned_space
 from autotune.plan.progress import FirstEstimate, Progress
 from autotune.space.attention import FLASH, is_flash
+from autotune.space.checkpointing import CHECKPOINTING, EVERY, share_again
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import base_bytes
@@ -37,6 +38,7 @@ from autotune.space.trl_config import CUDNN_LAST, USUAL_TORCH, Settings
 _KNOWN: dict[str, tuple[KnobValue, ...]] = {
     "attn_implementation": (None, "sdpa", *(flash.value for flash in FLASH)),
     "activation_offloading": (None, False),
+    CHECKPOINTING: (None, False, True, *EVERY),
     "torch_compile": (None, False),
     "torch_empty_cache_steps": (None,),
     "distributed_type": (None, NONE),
@@ -205,7 +207,7 @@ def decoder_step(settings: Settings, shape: ModelShape, lengths: Sequence[int]) 
         full=full,
         rank=rank,
         quantised=base is not None,
-        checkpointing=bool(config.get("gradient_checkpointing", True)),
+        again=share_again(config.get(CHECKPOINTING, True), shape.facts.layers or 1),
         liger=bool(config.get("use_liger_kernel")),
         cudnn=not flash
         and CUDNN_LAST not in settings.environment

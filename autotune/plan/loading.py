@@ -26,5 +26,6 @@ def loaded_models(settings: Settings) -> Loaded:
         embedding=hidden * (model.vocab_size or 0),
         bits=bits_of(config),
         fused=model.active_parameters is not None,
+        unpacked=model.dequantized_from is not None,
         upcast=trained_parameters(job, settings.facts, config) if upcast else 0,
     )

@@ -13,6 +13,7 @@ from autotune.job.job import Job, KnobValue
 from autotune.probe.throughput import passes
 from autotune.space.attention import ATTENTION, FLASH, flash_facts, is_flash
 from autotune.space.bind import SearchSpace, bind
+from autotune.space.checkpointing import keeps_activations_away
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import COMPILES, EXPERT_KERNELS, SAMPLING, Candidate, Knob
 from autotune.space.packages import package_facts
@@ -138,7 +139,7 @@ def kept_on_device(
     """
     kept = [one for one in candidates if not sharding_of(one.values, 2).offloads]
     if activations:
-        kept = [one for one in kept if not one.values.get("activation_offloading")] or kept
+        kept = [one for one in kept if not keeps_activations_away(one.values)] or kept
     return tuple(kept or candidates)
 
 

@@ -14,6 +14,7 @@ from autotune.estimate.protocol import EstimateReply, Point
 from autotune.job.methods import METHODS
 from autotune.plan.children import traced_in_children
 from autotune.plan.engines import bases
+from autotune.plan.grid import ends_of
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
 from autotune.process.child_server import ChildServer
@@ -52,9 +53,12 @@ class SharedTraces:
         formula. (Where the method generates, each plan looks for its own.)"""
         groups: dict[str, list[VariantTask]] = {}
         for tasks in plans:
-            for base in bases(tasks):
-                if not METHODS[base.task.request.method].online and not self._is_made(base.task):
-                    groups.setdefault(_key(base.task), []).append(base.task)
+            base_tasks = [base.task for base in bases(tasks)]
+            later = ends_of(base_tasks)
+            for number, task in enumerate(base_tasks):
+                online = METHODS[task.request.method].online
+                if number not in later and not online and not self._is_made(task):
+                    groups.setdefault(_key(task), []).append(task)
         merged = [_merged(group) for group in groups.values()]
         replies = traced_in_children(merged, self._server, self._folder / "shared", self._progress)
         for key, task, reply in zip(groups, merged, replies, strict=True):

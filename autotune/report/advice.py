@@ -5,16 +5,12 @@ from typing import Any
 
 from autotune.plain_data import to_plain
 from autotune.plan.questions.way import Advice, Holder, Way
+from autotune.space.checkpointing import CHECKPOINTING, phrase
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
 from autotune.units import format_bytes, format_speed
 
 SCHEMA = 1
-_WITH = {
-    "gradient_checkpointing": "checkpointing",
-    "activation_offloading": "activation offloading",
-}
-"""What a way out trains with, where it does."""
 
 
 def advice_plain(advice: Advice) -> dict[str, Any]:
@@ -78,7 +74,9 @@ def looked_at(advice: Advice) -> str:
 def _price(way: Way) -> str:
     knobs = way.candidate.knobs
     batch = f"{knobs[MICRO_BATCH]} x {knobs[ACCUMULATION]}"
-    words = [word for knob, word in _WITH.items() if knobs.get(knob) is True]
+    again = knobs.get(CHECKPOINTING)
+    words = [phrase(again).removeprefix("with ")] if again else []
+    words += ["activation offloading"] if knobs.get("activation_offloading") is True else []
     how = f"{batch}{' with ' if words else ''}{', '.join(words)}"
     parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {how}"]
     if not way.estimate.traced:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from autotune.probe.protocol import Measurement
+from autotune.space.checkpointing import CHECKPOINTING, cell
 from autotune.space.knobs import (
     MICRO_BATCH,
     NUM_PROCESSES,
@@ -39,7 +40,7 @@ def _spread(candidate: Candidate, free: Sequence[str]) -> list[str]:
 
 
 _FLAGS = {
-    "gradient_checkpointing": "checkpointing",
+    CHECKPOINTING: "checkpointing",
     "padding_free": "padding-free",
     "use_liger_kernel": "liger",
     "activation_offloading": "offloading",
@@ -49,6 +50,8 @@ _FLAGS = {
 
 
 def _word(name: str, value: object) -> str:
+    if name == CHECKPOINTING and value:
+        return "checkpointing" if value is True else f"checkpointing {cell(value)}"
     if name in _FLAGS:
         return _FLAGS[name] if value else ""
     label = value_label(value)  # type: ignore[arg-type]

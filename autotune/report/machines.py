@@ -15,10 +15,10 @@ from autotune.job.job import Job, KnobValue
 from autotune.job.methods import METHODS
 from autotune.plan.answer import SPEED_ERROR
 from autotune.plan.cache import PlanCache
-from autotune.plan.choices import CHECKPOINTING
 from autotune.plan.machines import MachinePlan, plan_machines
 from autotune.plan.progress import Progress
 from autotune.report.words import batch_text, candidate_text, install_text
+from autotune.space.checkpointing import CHECKPOINTING, cell
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
@@ -184,7 +184,8 @@ def _row(plan: MachinePlan) -> MachineRow:
 
 def _short(candidate: Candidate, devices: int) -> str:
     values, sharding = candidate.values, sharding_of(candidate.values, devices)
-    words = ["ckpt"] if values.get(CHECKPOINTING) else []
+    again = values.get(CHECKPOINTING)
+    words = ["ckpt" if again is True else f"ckpt {cell(again)}"] if again else []
     words += [engine_name(sharding)] if devices > 1 else []
     words += ["activations offloaded"] if values.get("activation_offloading") else []
     return ", ".join([batch_text(candidate), *words])
@@ -372,7 +373,9 @@ def machine_cells(
 def signs(cells: Sequence[Sequence[str]]) -> list[str]:
     """Return what the signs mean that stand in the rows of a table."""
     meanings = {
-        "ckpt: gradient checkpointing": any("ckpt" in row[-1] for row in cells),
+        "ckpt: gradient checkpointing (1/2: of every second layer)": any(
+            "ckpt" in row[-1] for row in cells
+        ),
         "*: none is faster and cheaper": any(row[0] for row in cells),
         ">: at least": any(text.startswith(">") for row in cells for text in row[:-1]),
     }

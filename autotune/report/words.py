@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from autotune.job.job import KnobValue
-from autotune.plan.choices import CHECKPOINTING, differing
+from autotune.plan.choices import differing
 from autotune.space.bind import SearchSpace
+from autotune.space.checkpointing import CHECKPOINTING, phrase
 from autotune.space.knobs import (
     ACCUMULATION,
     FLAG_WORDS,
@@ -23,6 +24,9 @@ _APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNO
 _MEANINGS = (
     (r"\d+ ?x ?\d+", "rows in a forward pass x passes in an optimizer step, on each device"),
     (r"ckpt|checkpointing", "activations are computed again instead of kept: less memory, slower"),
+    (r"1/[24]", "of every second or fourth layer only"),
+    (r"sel|selective checkpointing", "but for the results of attention, which are kept"),
+    (r"offl|offloaded checkpointing", "of all layers, whose inputs wait in the host's memory"),
     (r"chunked_nll", "the usual loss, made for a part of the tokens at a time: less memory"),
     (r"nll", "the usual loss (negative log-likelihood), made for all tokens at once"),
     (r"Liger kernels", "fused operators of the package liger-kernel: faster, less memory"),
@@ -56,8 +60,7 @@ def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> st
     group_by_length`."""
     head = f"{batch_text(candidate)}{_sharding_text(candidate, devices)}"
     if CHECKPOINTING in candidate.values:
-        used = "with" if candidate[CHECKPOINTING] else "without"
-        head = f"{head} {used} checkpointing"
+        head = f"{head} {phrase(candidate[CHECKPOINTING])}"
     return ", ".join([head, *other_words(candidate, space)])
 
 

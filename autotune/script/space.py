@@ -22,6 +22,7 @@ from autotune.job.methods import SFT
 from autotune.script.protocol import TOKENS, Look
 from autotune.space.attention import is_flash
 from autotune.space.bind import SearchSpace, bind
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.knobs import (
     ACCUMULATION,
@@ -34,7 +35,7 @@ from autotune.space.knobs import (
     Knob,
 )
 
-CHECKPOINTING, PADDING_FREE, OPTIM = "gradient_checkpointing", "padding_free", "optim"
+PADDING_FREE, OPTIM = "padding_free", "optim"
 WORKERS = "dataloader_num_workers"
 GENERATION_STEPS = "steps_per_generation"
 SEGMENTS_BY_DEVICE = {"cpu": [False], "cuda": [False, True]}
@@ -85,6 +86,8 @@ def _of_script(knob: Knob, look: Look) -> Knob | None:
     has = value_of(look, knob.name)
     if knob.name == CHECKPOINTING and not (look.checkpointing or has):
         return None
+    if knob.name == CHECKPOINTING:  # one field is set from outside: all layers or none
+        knob = dataclasses.replace(knob, values=[False, True])
     if knob.name == MICRO_BATCH:
         return dataclasses.replace(knob, default=has)
     values = knob.values if _may_vary(knob.name, look, has) else [has]

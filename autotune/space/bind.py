@@ -145,6 +145,8 @@ def space_facts(shape: JobShape, facts: Facts) -> dict[str, Any]:
         **package_facts(facts),
         "stack.fused_head": facts.stack.fused_head,
         "stack.model_kwargs": facts.stack.model_kwargs,
+        "stack.checkpoints_every_n": facts.stack.checkpoints_every_n,
+        "stack.checkpoints_selectively": facts.stack.checkpoints_selectively,
     }
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from autotune.space.checkpointing import CHECKPOINTING, memory_rank
 from autotune.space.knobs import (
     COMPLETION,
     GENERATION_BATCH,
@@ -28,7 +29,7 @@ def expected_leanness(candidate: Candidate) -> tuple[Any, ...]:
         bool(values.get("load_in_8bit")),
         values.get("lora_r") or 0,
         not values.get("precompute_ref_log_probs", False),
-        not values.get("gradient_checkpointing", False),
+        memory_rank(values.get(CHECKPOINTING, False)),
         values.get("loss_type") == "nll" and not values.get("use_liger_kernel"),
         values.get("attn_implementation") == "eager",
         not values.get("activation_offloading", False),

@@ -15,6 +15,7 @@ from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import canonical_name, field_name
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import checkpointing_fields
 from autotune.space.knobs import (
     COMPILES,
     EXPERT_KERNELS,
@@ -173,8 +174,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None
-    if config.setdefault("gradient_checkpointing", True):
-        config.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
+    config |= checkpointing_fields(config)
     config = {field_name(name, fields): value for name, value in config.items()}
     return Settings(
         job=job,

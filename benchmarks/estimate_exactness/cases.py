@@ -47,6 +47,12 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
     }
 }
 """Beside the linear layers of attention; for mixtures alone, and no factor of the choice."""
+GRID: dict[str, dict[str, Any]] = {
+    "every 2nd": {"every_n_layers": 2},
+    "every 4th": {"every_n_layers": 4},
+    "selective": {"selective": True},
+}
+"""More levels of checkpointing; no part of the choice (`tests/cpu/test_estimate_exactness.py`)."""
 BASES: dict[str, dict[str, Any]] = {
     "": {},
     "4-bit nested": {
@@ -148,8 +154,8 @@ class Case:
         if self.experts:
             config["model_init_kwargs"] = {"experts_implementation": self.experts}
         if self.checkpointing != "off":
-            reentrant = self.checkpointing == "reentrant"
-            config["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
+            reentrant, own = self.checkpointing == "reentrant", GRID.get(self.checkpointing, {})
+            config["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant, **own}
         if self.layout == "packed":
             config["max_length"] = max(max(SHAPES[self.shape]))
         if not self.method.startswith("full"):

@@ -37,7 +37,7 @@ class Case:
     tuning: str
     kind: str
     expandable: bool
-    checkpointing: bool
+    checkpointing: bool | str
     loss: str
     dropout: float
     optimizer: str

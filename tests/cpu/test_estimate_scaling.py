@@ -16,6 +16,7 @@ from autotune.facts.stack import fused_head
 from autotune.process.child_server import ChildServer
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.space.checkpointing import checkpointing_fields
 from autotune.space.quantization import FOUR_BITS
 from tests.cpu.conftest import LLAMA, write_model
 from tests.guards import some_of
@@ -38,15 +39,27 @@ CONFIG = {
     "gradient_checkpointing": False,
     "optim": "adamw_torch_fused",
 }
+LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 CHECKPOINTED = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
+}
+
+
+def checkpointing_of(value: str) -> dict[str, Any]:
+    """The fields of a value of the knob."""
+    return checkpointing_fields({**CHECKPOINTED, "gradient_checkpointing": value})
+
+
+GRID = {
+    "every 2nd layer": {**checkpointing_of("every_2"), **LORA, "dtype": "bfloat16"},
+    "selective": {**checkpointing_of("selective")},
+    "offloaded": {**checkpointing_of("offload"), **LORA, "dtype": "bfloat16"},
 }
 LIGER = {"use_liger_kernel": True}
 SEGMENT = 2 * 2**20
 """What the allocator reserves at least: more than a hundredth of so small a training."""
 FLASH = {"attn_implementation": "flash_attention_2"}
-LORA = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_r": 4}
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,28 @@ def compare(path: Path) -> None:
     write_json(folder.reply, found)
 
 
+def compare_depths(path: Path) -> None:
+    """The child: the points of a case from a few layers, and from all of them."""
+    from autotune.estimate.variants.offline import OfflineEstimates
+    from autotune.estimate.variants.retracing import ALL_LAYERS, FEW_LAYERS
+
+    folder = ChildFolder(path=path)
+    asked: dict[str, Any] = read_json(folder.request) or {}
+    case = Case(**asked["case"])
+    request = estimate_request(case, asked["model"], write_rows(case, path / "rows"))
+    found = []
+    for extent in (FEW_LAYERS, ALL_LAYERS):
+        estimates = OfflineEstimates(request)
+        if extent != estimates.extent:
+            estimates.extent, estimates._traced = extent, False
+            estimates.forget()
+        points = [estimates.point(point) for point in request.points[:2]]
+        names = ("peak_allocated_bytes", "peak_reserved_bytes", "copied_bytes", "host_bytes")
+        bytes_of = [[getattr(point, name) for name in names] for point in points]
+        found.append([estimates.traces.traced_layers, bytes_of])
+    write_json(folder.reply, found)
+
+
 def write_rows(case: Case, folder: Path) -> str:
     """The data, tokenized."""
     from datasets import Dataset
@@ -236,13 +271,13 @@ def model_folder(folder: Path, config: dict[str, Any], layers: int = LAYERS) -> 
     return folder
 
 
-def answered(case: Case, model: Path, server: ChildServer, path: Path) -> Any:
+def answered(case: Case, model: Path, server: ChildServer, path: Path, worker: str = WORKER) -> Any:
     """What a child found of a case."""
     plain = {**vars(case), "config": {**CONFIG, **case.config}}
     folder = ChildFolder(path=path / "p")
     folder.path.mkdir()
     write_json(folder.request, {"case": plain, "model": str(model)})
-    server.run(folder, WORKER, Limits(wall_s=900, stall_s=900))
+    server.run(folder, worker, Limits(wall_s=900, stall_s=900))
     reply = read_json(folder.reply)
     assert reply, folder.stderr.read_text(encoding="utf-8")[-3000:]
     return reply
@@ -266,6 +301,21 @@ def test_a_scaled_trace_has_the_memory_of_the_whole_one(
         outside = 2 * 509 * 64 + 64
         growth = (outside + LAYERS * layer) / (outside + FEW * layer)
         assert reply["growth"] == pytest.approx(growth, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", some_of(GRID, {"every 2nd layer"}, "exactness"))
+def test_checkpointing_of_some_layers_follows_from_few_layers_as_from_all(
+    name: str, model: Path, server: ChildServer, tmp_path: Path
+) -> None:
+    case = Case({**GRID[name], "bf16": True}, rows=14, shortest=130, accumulation=2)
+    worker = "tests.cpu.test_estimate_scaling:compare_depths"
+    (few, from_few), (every, from_all) = answered(case, model, server, tmp_path, worker)
+    assert (few, every) == (7 if name.startswith("every") else FEW, LAYERS)
+    assert from_few == from_all
+    copied, pinned = from_few[0][2:]
+    assert (copied > 0) == (name == "offloaded")
+    # torch pins powers of two: here 8 MiB for each layer's input.
+    assert pinned == (LAYERS * 2**23 if copied else 0)
 
 
 @pytest.mark.nightly("exactness")

@@ -29,12 +29,18 @@ ALL: dict[str, dict[str, Any]] = {
     "compiled": {"torch_compile": True},
     "cache emptied": {"torch_empty_cache_steps": 1},
 }
-REFERENCE = {"precomputed": {"precompute_ref_log_probs": True}}
+REFERENCE = {
+    "precomputed": {"precompute_ref_log_probs": True},
+    "every-2nd": {"precompute_ref_log_probs": True, "gradient_checkpointing": "every_2"},
+}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "sft": {
         **SIZES,
         **ALL,
         "1x8": {"per_device_train_batch_size": 1},
+        "every-2nd": {"gradient_checkpointing": "every_2"},
+        "every-4th": {"gradient_checkpointing": "every_4"},
+        "selective": {"gradient_checkpointing": "selective"},
         "nll": {"loss_type": "nll"},
         "chunked": {"loss_type": "chunked_nll"},
         "padding-free": {"padding_free": True},

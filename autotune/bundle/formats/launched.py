@@ -10,6 +10,7 @@ import yaml
 from autotune.bundle.check.files import LaunchFiles, number
 from autotune.errors import user_error
 from autotune.job.methods import METHODS, Method
+from autotune.space.checkpointing import CHECKPOINTING, GRID, value_in
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED, FSDP
 
@@ -105,9 +106,12 @@ class Launched:
     @property
     def checkpoints(self) -> bool:
         """True if activations are computed again, not kept."""
-        config = self.config
-        said = config.get("activation_checkpointing", config.get("gradient_checkpointing"))
-        return said is not False
+        return self.checkpointing is not False
+
+    @property
+    def checkpointing(self) -> Any:
+        """The value of the knob."""
+        return value_in({CHECKPOINTING: True, **self.config})
 
     @property
     def modules(self) -> list[str]:
@@ -135,9 +139,12 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def not_said(bundle: Launched) -> dict[str, str]:
-    """Return the variables that a bundle's launch sets beside its files, as fields that are
-    lost."""
-    return {
+    """Return the variables that a bundle's launch sets beside its files, and checkpointing that
+    others do not have, as fields that are lost."""
+    lost = {
         name: f"set it where the training starts: {name}={value}"
         for name, value in bundle.environment.items()
     }
+    if bundle.checkpointing in GRID:
+        lost[CHECKPOINTING] = f"`{bundle.checkpointing}` is for TRL alone: all layers are, here"
+    return lost

@@ -25,6 +25,7 @@ from autotune.estimate.records.events import (
     WEIGHTS,
 )
 from autotune.estimate.residual import Residual
+from autotune.space.checkpointing import CHECKPOINTING, OFFLOAD, share_again
 from autotune.space.quantization import bits_of, trains_wide
 from autotune.space.vllm.memory import VllmShare
 
@@ -79,9 +80,12 @@ def parts_by_formula(config: Mapping[str, Any], size: Dimensions) -> dict[str, i
     per_layer = PER_TOKEN * size.hidden * size.tokens * scale
     if config.get("attn_implementation") == "eager":
         per_layer += PER_SCORE * size.heads * size.tokens * size.length * scale
-    activations = size.layers * per_layer
-    if config.get("gradient_checkpointing", True):
-        activations = size.layers * 2 * size.hidden * size.tokens * scale + per_layer
+    again = config.get(CHECKPOINTING, True)
+    inputs = round(size.layers * share_again(again, size.layers))
+    activations = (size.layers - inputs) * per_layer
+    if again:
+        kept = 0 if again == OFFLOAD else inputs
+        activations += kept * 2 * size.hidden * size.tokens * scale + per_layer
     rows, columns = logits_held(config, size)
     trained_width = 4 if trains_wide(config) else width
     state = STATES.get(str(config.get("optim")), 2 * trained_width)

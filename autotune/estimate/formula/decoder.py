@@ -45,6 +45,7 @@ class DecoderStep:
         full: whether all weights are trained, not adapters.
         rank: of the adapters.
         quantised: whether weights are unpacked for each use.
+        again: share of the layers that are computed again.
         cudnn: whether attention is cuDNN's.
         accumulates: whether gradients are added to those of other micro-steps.
     """
@@ -63,7 +64,7 @@ class DecoderStep:
     full: bool
     rank: int
     quantised: bool
-    checkpointing: bool
+    again: float
     liger: bool
     cudnn: bool
     accumulates: bool
@@ -128,10 +129,10 @@ def peak_parts(step: DecoderStep) -> dict[str, int]:
     casts = 0.0
     if step.wide and step.half and not step.quantised:
         inside = shape.facts.parameters
-        casts = 2 * inside if step.full or not step.checkpointing else 2 * inside / step.layers
-    kept, working = step.layers * saved, 0.0
-    if step.checkpointing:
-        kept = step.layers * step.width * step.hidden * tokens
+        casts = 2 * inside if step.full or step.again < 1 else 2 * inside / step.layers
+    kept, working = (1 - step.again) * step.layers * saved, 0.0
+    if step.again:
+        kept += step.again * step.layers * step.width * step.hidden * tokens
         working = saved + tokens * (6.0 * max(shape.inner, step.hidden))
     logits = head_bytes(step)
     if logits < working:
@@ -175,7 +176,7 @@ def dot(rates: tuple[float, ...], terms: tuple[float, ...]) -> float:
 
 def micro_step(step: DecoderStep, ceilings: Ceilings) -> TimeParts:
     """Return the seconds of a micro-step."""
-    passes = 1 + step.checkpointing
+    passes = 1 + step.again
     layer_ops, moved = OPERATORS[step.full], dot(MOVED, moved_terms(step))
     return TimeParts(
         matmul_s=sum(flops / rate for flops, rate in _matmuls(step, ceilings, passes)),
@@ -192,7 +193,7 @@ def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     Of what is normed, made in the MLP, by q, k and v, and put into adapters; of logits; of casts of
     the head for each tile of tokens; of sums of gradients, casts of weights and unpacked weights.
     """
-    passes = 2.5 + step.checkpointing
+    passes = 2.5 + step.again
     tokens, layers, width = step.tokens, step.layers, step.width
     normed, inner, made, *inputs = (layers * tokens * passes * n for n in saved_terms(step))
     quicker = 0.5 if step.liger else 1.0
@@ -212,7 +213,7 @@ def moved_terms(step: DecoderStep) -> tuple[float, ...]:
     )
 
 
-def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tuple[float, float]]:
+def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: float) -> Iterator[tuple[float, float]]:
     """Yield (operations, their rate) of all matmuls of a micro-step."""
     dtype, tokens = "bfloat16" if step.half else "float32", step.tokens
 
@@ -231,11 +232,11 @@ def _matmuls(step: DecoderStep, ceilings: Ceilings, passes: int) -> Iterator[tup
     yield product(step.head_rows, step.hidden, step.vocabulary, parts * (2 + trained))
 
 
-def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: int) -> float:
+def _attention_s(step: DecoderStep, ceilings: Ceilings, passes: float) -> float:
     dtype, shape = "bfloat16" if step.half else "float32", step.shape
     heads = shape.facts.attention_heads or 1
     flops = 4 * step.tokens * step.length * heads * shape.head_dim * (1.0 if step.masked else 0.5)
-    times = {False: float(passes), True: BACKWARD}
+    times = {False: passes, True: BACKWARD}
     return step.layers * sum(
         often
         * flops

@@ -55,18 +55,20 @@ FEWEST, DISTANCE, MOST_DISTANCE = 6, 2, 8
 """Six layers have all kinds of stretches."""
 
 
-def depths(layers: int, sharding: Sharding, *, adapters: bool) -> tuple[int, ...]:
+def depths(layers: int, sharding: Sharding, *, adapters: bool, period: int = 1) -> tuple[int, ...]:
     """Return how many layers to trace; only the model's own number where two traces would cost as
     much.
 
     Args:
+        period: after how many layers what is done with them repeats.
         adapters: whether only adapters are trained, whose gradients are too small to matter.
     """
     distance = DISTANCE
     parted = sharding.zero_stage in (1, 2) and sharding.offload_optimizer_device == "none"
     if parted and not adapters:
         distance = min(max(sharding.num_processes, DISTANCE), MOST_DISTANCE)
-    shallow = (FEWEST, FEWEST + distance)
+    fewest = FEWEST + (layers - FEWEST) % period
+    shallow = (fewest, fewest + -(-distance // period) * period)
     return shallow if layers > sum(shallow) else (layers,)
 
 

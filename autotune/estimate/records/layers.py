@@ -45,9 +45,10 @@ class Irregular(Exception):
 
 @dataclass(frozen=True)
 class _Axis:
-    """A kind of repeated stretch: decoder layers or chunks."""
+    """A kind of repeated stretch: decoder layers, so many together, or chunks."""
 
     layers: bool
+    together: int = 1
 
     @property
     def ends(self) -> Ends:
@@ -57,20 +58,31 @@ class _Axis:
         """Return which layer (chunk) an event happened in; None: in none."""
         region = 0 if event[0] == PHASE else event[-1]
         if self.layers:
-            return region - 1 if region > 0 else None
+            return (region - 1) // self.together if region > 0 else None
         return -region - 1 if region < 0 else None
 
     def region(self, index: int) -> int:
-        return layer(index) if self.layers else chunk(index)
+        return layer(index * self.together) if self.layers else chunk(index)
 
 
-def with_layers(events: list[Event], traced_count: int, wanted_count: int) -> list[Event]:
+def fewest_layers(layers: int, period: int) -> int:
+    """Return how many decoder layers can stand for so many of which each `period` repeat."""
+    return (LAYERS.smallest - 1) * period + (layers % period or period)
+
+
+def with_layers(
+    events: list[Event], traced_count: int, wanted_count: int, period: int = 1
+) -> list[Event]:
     """Return the record of `traced_count` decoder layers as one of `wanted_count`.
+
+    Args:
+        period: after how many layers what is done with them repeats.
 
     Raises:
         Irregular: the layers are not alike, or there are fewer than four on either side.
     """
-    return _Resizing(events, _Axis(layers=True), traced_count, wanted_count).events()
+    counts = (-(-count // period) for count in (traced_count, wanted_count))
+    return _Resizing(events, _Axis(layers=True, together=period), *counts).events()
 
 
 def with_chunks(events: list[Event], traced_count: int, wanted_count: int) -> list[Event]:

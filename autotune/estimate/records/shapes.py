@@ -203,7 +203,9 @@ class ShapeFamily:
         ]
         return with_chunks(out, CHUNKS.smallest, chunks) if self.shapes[0].chunks else out
 
-    def work(self, size: int, chunks: int, traced_layers: int, layers: int) -> Counter[Work]:
+    def work(
+        self, size: int, chunks: int, traced_layers: int, layers: int, period: int = 1
+    ) -> Counter[Work]:
         """Return the work of one micro-step at `size`: each operator, and how often. Regions are
         left out.
 
@@ -215,7 +217,7 @@ class ShapeFamily:
             only = self.shapes[0]
             resized = chunks != only.chunks and min(chunks, only.chunks) >= CHUNKS.smallest
             for work in _work_of_few_chunks(only) if resized else only.work:
-                times = _layer_times(work.region, traced_layers, layers)
+                times = _layer_times(work.region, traced_layers, layers, period)
                 times *= _chunk_times(work.region, chunks) if resized else 1
                 total[replace(work, region=NOWHERE)] += times
             return +total
@@ -227,7 +229,8 @@ class ShapeFamily:
             if len({work.signature for work in counterparts}) != 1:
                 raise Irregular("the traced shapes have different operators")
             region = counterparts[0].region
-            times = _layer_times(region, traced_layers, layers) * _chunk_times(region, chunks)
+            times = _layer_times(region, traced_layers, layers, period)
+            times *= _chunk_times(region, chunks)
             total[_interpolate_work(counterparts, weights)] += times
         return +total
 
@@ -281,14 +284,14 @@ def _slots(works: list[Work]) -> Iterator[tuple[int, object, int]]:
             yield runs[region], name, times[name]
 
 
-def _layer_times(region: int, traced_layers: int, layers: int) -> int:
+def _layer_times(region: int, traced_layers: int, layers: int, period: int) -> int:
     """Return how often an operator of a trace of few layers is run in the whole model."""
     if region <= 0 or traced_layers == layers:
         return 1
-    index = region - 1
-    if index < LAYERS.first or index >= traced_layers - LAYERS.last:
+    index = (region - 1) // period
+    if index < LAYERS.first or index >= -(-traced_layers // period) - LAYERS.last:
         return 1
-    return LAYERS.between(layers) if index == LAYERS.first else 0
+    return LAYERS.between(-(-layers // period)) if index == LAYERS.first else 0
 
 
 def _chunk_times(region: int, chunks: int) -> int:
@@ -322,7 +325,7 @@ def _interpolate_work(counterparts: tuple[Work, ...], weights: Weights) -> Work:
 
 
 def whole_record(
-    opening: list[Event], step: list[Event], traced_layers: int, layers: int
+    opening: list[Event], step: list[Event], traced_layers: int, layers: int, period: int = 1
 ) -> list[Event]:
     """Return opening and step together, with all the model's layers.
 
@@ -332,4 +335,4 @@ def whole_record(
     record = [*opening, *step]
     if traced_layers == layers or not traced_layers:
         return record
-    return with_layers(record, traced_layers, layers)
+    return with_layers(record, traced_layers, layers, period)

@@ -81,3 +81,12 @@ def split_by_place(events: list[Event]) -> tuple[list[Event], list[Event]]:
     host = on_host(events)
     host_events = [event for event in events if event[0] == PHASE or event[1] in host]
     return [event for event in events if event[0] == PHASE or event[1] not in host], host_events
+
+
+def pinned(event: Event) -> Event:
+    """Return an event of the host with the bytes that torch pins for it: the next power of two."""
+    return (
+        (*event[:2], 1 << (event[2] - 1).bit_length(), *event[3:])
+        if event[0] == ALLOCATE
+        else event
+    )

@@ -85,6 +85,11 @@ def with_offloading(time: TimeParts, copy_s: float) -> TimeParts:
     return replace(time.exposed(), transfer_s=2 * copy_s - hidden)
 
 
+def with_copies(time: TimeParts, copy_s: float) -> TimeParts:
+    """Return a micro-step with copies on the stream that computes: nothing hides them."""
+    return replace(time.exposed(), transfer_s=copy_s)
+
+
 def in_sequence(parts: Iterable[TimeParts], times: Iterable[float] | None = None) -> TimeParts:
     """Return the parts of all, one after the other.
 

@@ -20,6 +20,7 @@ from autotune.estimate.speed.step_time import (
     in_sequence,
     step_parts,
     tokens_per_s,
+    with_copies,
     with_offloading,
     work_time,
 )
@@ -113,8 +114,11 @@ class VariantSpeed:
         for real, padded, count in answer.sample:
             masked = rows > 1 and real != padded
             time = self.at(rows, padded // rows, masked)
-            if offloaded:
-                time = with_offloading(time, offloaded * padded / largest / self._host_rate())
+            rate = largest / padded * self._host_rate()
+            if answer.copied_bytes:
+                time = with_copies(time, 2 * answer.copied_bytes / rate)
+            elif offloaded:
+                time = with_offloading(time, offloaded / rate)
             micro[time] += count
             tokens += [real] * count
         often = list(micro.values())

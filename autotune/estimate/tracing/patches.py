@@ -48,6 +48,7 @@ def fake_run(tracer: Tracer, cuda: CudaRules | None) -> Iterator[None]:
         stack.enter_context(_grouped_mm_of_any_dtype())
         stack.enter_context(replaced(torch.cuda, "empty_cache", tracer.empty_cache))
         stack.enter_context(_weights_unread())
+        stack.enter_context(_checkpoints_on_host(tracer))
         _keep_one_mode()
         if cuda is None:
             stack.enter_context(_generator_states_seen(tracer))
@@ -114,6 +115,24 @@ def _recomputation_seen(tracer: Tracer) -> Iterator[None]:
 
     with replaced(torch.utils.checkpoint, "_recomputation_hook", Seen):
         yield
+
+
+def _checkpoints_on_host(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
+    """Count as the host's what offloaded checkpointing copies there; fake tensors of one device
+    would only be passed on, and are copied back."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with replaced(tracer, "paused", True):
+            copy = torch.empty(tensor.size(), dtype=tensor.dtype)
+        tracer.follow(copy, events.HOST, "save_on_cpu", tracer.region)
+        return copy
+
+    def hooks(**_: Any) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(pack, torch.clone)
+
+    modeling: Any = importlib.import_module("transformers.modeling_utils")
+    there = hasattr(modeling, "save_on_cpu")  # from transformers 5.24 on
+    return replaced(modeling, "save_on_cpu", hooks) if there else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ from autotune.estimate.tracing.phases import (
 from autotune.estimate.tracing.tracer import Tracer
 from autotune.facts.row_formats import ROW_KINDS, turned_by_one
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import period_of
 from autotune.space.sharding.sharding import Sharding
 from autotune.training.family import Models
 from autotune.training.patching import replaced
@@ -134,12 +135,14 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         models = build()
     if request.layers is not None:
         full_models = build()
+        period = period_of(request.config)
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
         alike = [module for module in full_models.modules() if module in full_models.alike]
         if len({len(signatures(module)) for module in alike}) != 1:
             raise Irregular("the models do not all have as many layers")
-        copies = LAYERS.between(len(full_layers)) if len(layers) == request.layers else 0
-        if full_layers != _copied(layers, LAYERS, copies):
+        blocks, all_blocks = _blocks(layers, period), _blocks(full_layers, period)
+        copies = LAYERS.between(len(all_blocks)) if len(layers) == request.layers else 0
+        if all_blocks != _copied(blocks, LAYERS, copies):
             raise Irregular("the model's layers do not all have the same parameters")
         if models.teacher is not None:
             few, whole = signatures(models.teacher), signatures(full_models.teacher)
@@ -151,6 +154,11 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
 def _copied(layers: list[Any], ends: Ends, copies: int) -> list[Any]:
     """Return the layers of a whole model, of those of one of few."""
     return [*layers[: ends.first], *[layers[ends.first]] * copies, *layers[-ends.last :]]
+
+
+def _blocks(layers: Sequence[Any], period: int) -> list[list[Any]]:
+    """Return layers in blocks of so many; the last block may have fewer."""
+    return [list(layers[start : start + period]) for start in range(0, len(layers), period)]
 
 
 def trace_config(request: TracedTrainer, micro_steps: int, scratch: Path) -> dict[str, Any]:

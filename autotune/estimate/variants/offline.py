@@ -10,6 +10,7 @@ from autotune.estimate.protocol import EstimateRequest, MicroBatch, Point, Point
 from autotune.estimate.records.events import STEP, Event, MemoryUse, counted_rows, grown, live_bytes
 from autotune.estimate.records.layers import CHUNKS, Irregular
 from autotune.estimate.records.shapes import passing_of_step
+from autotune.estimate.records.steps import pinned, split_by_place
 from autotune.estimate.tracing.fused_head import tokens_per_chunk
 from autotune.estimate.tracing.kernels.cuda import MOST_UNSORTED_IDS
 from autotune.estimate.variant import optimizer_config
@@ -29,6 +30,7 @@ from autotune.estimate.variants.traces import Traces, without_collector
 from autotune.facts.stack import fused_head
 from autotune.job.methods import METHODS
 from autotune.space.attention import is_flash
+from autotune.space.checkpointing import OFFLOAD, value_in
 
 ENTROPY_ROWS, CHUNKED_ROWS = 128, 256
 """Rows a chunk in TRL: `entropy_from_logits`, `_CHUNKED_LM_HEAD_CHUNK_SIZE`; checked by traces."""
@@ -62,6 +64,8 @@ class OfflineEstimates(Retracing):
         # What candidates share with a plan must not depend on which others are planned with them.
         self.opening = self._short_rows(max(self._length // 4, 8))
         self._optimizer_traces: dict[str, Traces] = {}
+        self._copied: dict[Worst, int] = {}
+        self._pinned: dict[Worst, int] = {}
         self._replays = PointReplays(request, self._record)
         super().__init__()
         self.attempt(self._check_chunks)
@@ -205,6 +209,8 @@ class OfflineEstimates(Retracing):
             sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
+            copied_bytes=self._copied.get(worst, 0),
+            host_bytes=self._pinned.get(worst, 0),
             method=self._method(worst.size in self._sizes[padded].direct and not replay.scaled),
         )
 
@@ -249,7 +255,7 @@ class OfflineEstimates(Retracing):
             chunks = self._chunks(worst)
         optimizer = None if point.optim is None else self._traces_with(point.optim)
         with without_collector():
-            return self.traces.record(
+            record = self.traces.record(
                 keys,
                 worst.size,
                 chunks,
@@ -257,6 +263,12 @@ class OfflineEstimates(Retracing):
                 optimizer=optimizer,
                 first_shares=first,
             )
+            if value_in(self._request.config) != OFFLOAD:
+                return record
+            record, host = split_by_place(record)
+            self._copied[worst] = live_bytes(host).peak_bytes
+            self._pinned[worst] = live_bytes(map(pinned, host)).peak_bytes
+            return record
 
     def _traces_with(self, optim: str) -> Traces:
         """Return traces with another optimizer, which keeps the same state."""

@@ -54,6 +54,7 @@ from autotune.estimate.tracing.trace import trace_steps
 from autotune.estimate.variants.micro_batches import VariantData, Worst, histogram
 from autotune.estimate.variants.retracing import DIRECT, FEW_LAYERS, Retracing
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import period_of
 from autotune.space.sharding.sharding import Sharding
 
 GAPS = 0.06
@@ -286,7 +287,8 @@ class ShardedEstimates(Retracing):
         """Choose the depths; runs are traced when a point asks for them."""
         layers, sharding = self._request.layers, Sharding(**self._request.sharding or {})
         adapters = bool(self._request.config.get("use_peft"))
-        shallow = depths(layers, sharding, adapters=adapters)
+        period = period_of(self._request.config)
+        shallow = depths(layers, sharding, adapters=adapters, period=period)
         self._depths = (
             shallow if self.extent == FEW_LAYERS and not self._request.all_layers else (layers,)
         )

@@ -18,7 +18,7 @@ from autotune.estimate.records.accumulation import (
 )
 from autotune.estimate.records.events import ALLOCATE, GRADIENTS, MOVE, Event, Work, work_from_plain
 from autotune.estimate.records.first_step import with_first_step, with_smaller_batches
-from autotune.estimate.records.layers import LAYERS, Irregular
+from autotune.estimate.records.layers import Irregular, fewest_layers
 from autotune.estimate.records.shapes import (
     Shape,
     ShapeFamily,
@@ -29,6 +29,7 @@ from autotune.estimate.records.shapes import (
 )
 from autotune.estimate.tracing.cache import TraceCache
 from autotune.estimate.tracing.trace import trace_steps
+from autotune.space.checkpointing import period_of
 
 
 @contextlib.contextmanager
@@ -73,8 +74,8 @@ class Traces:
         """
         keys = sorted(batches)
         steps = [opening, *(batches[key] for key in keys)]
-        few = self.request.layers > LAYERS.smallest + 1 and not all_layers
-        layers = LAYERS.smallest if few else None
+        fewest = fewest_layers(self.request.layers, self._period)
+        layers = fewest if self.request.layers > fewest + 1 and not all_layers else None
         reply = self._traced(steps, layers, later=1)
         steps_of_trace = divide([tuple(event) for event in reply.events])
         try:
@@ -149,7 +150,7 @@ class Traces:
         if self.request.cuda is not None:  # elsewhere nothing is cached
             first = with_smaller_batches(step, opening, first_shares) if first_shares else step
             opening = with_first_step(opening, first)
-        record = whole_record(opening, step, self.traced_layers, self._layers())
+        record = whole_record(opening, step, self.traced_layers, self._layers(), self._period)
         return on_devices(record, self.request)
 
     def work(
@@ -157,12 +158,19 @@ class Traces:
     ) -> list[tuple[Work, int]]:
         """Return the work of one micro-step of the whole model."""
         family = ShapeFamily(shapes=tuple(self._steps[key] for key in keys))
-        return list(family.work(size, chunks, self.traced_layers, self._layers()).items())
+        layers = self.traced_layers, self._layers()
+        return list(family.work(size, chunks, *layers, self._period).items())
 
     def growth(self) -> float:
         """Return the trainable bytes of the whole model over those of the traced one."""
-        deep_record = whole_record(self._opening, [], self.traced_layers, self._layers())
+        deep_record = whole_record(
+            self._opening, [], self.traced_layers, self._layers(), self._period
+        )
         return gradient_bytes(deep_record) / gradient_bytes(self._opening)
+
+    @property
+    def _period(self) -> int:
+        return period_of(self.request.config)
 
     def _layers(self) -> int:
         return self.request.layers if self.traced_layers else 0

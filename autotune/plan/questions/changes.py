@@ -12,6 +12,7 @@ from autotune.facts.stack import fused_head
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.protocol import Measurement
+from autotune.space.checkpointing import CHECKPOINTING, OFFLOAD
 from autotune.space.job_shape import JobShape
 from autotune.space.knobs import (
     ACCUMULATION,
@@ -258,13 +259,14 @@ def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
 
 def _leaner_speed_knobs(job: Job, nearest: Candidate) -> Iterator[tuple[str, Any]]:
     """Yield pinned speed knobs with the value that takes less memory."""
-    leaner: dict[str, Any] = {"gradient_checkpointing": True, MICRO_BATCH: 1}
+    leaner: dict[str, Any] = {CHECKPOINTING: True, MICRO_BATCH: 1}
     if not fused_head():
         leaner["loss_type"] = "chunked_nll"
     for knob, value in leaner.items():
         pinned = knob in job.fixed or (knob == MICRO_BATCH and ACCUMULATION in job.fixed)
         other_loss = knob == "loss_type" and nearest.knobs.get(knob) != "nll"
-        if pinned and nearest.knobs.get(knob) != value and not other_loss:
+        leaner_already = nearest.knobs.get(knob) in (value, OFFLOAD)
+        if pinned and not leaner_already and not other_loss:
             yield knob, value
 
 

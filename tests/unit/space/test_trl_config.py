@@ -7,6 +7,7 @@ import pytest
 from autotune.facts import Facts, facts_from_plain
 from autotune.plan.variants import cuda_rules
 from autotune.space.bind import bind
+from autotune.space.checkpointing import value_in
 from autotune.space.definition import load_definition
 from autotune.space.trl_config import (
     CUDNN_LAST,
@@ -31,6 +32,21 @@ def test_checkpointing_never_reenters():
     config = flat(gradient_checkpointing=True)
     assert config["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
     assert "gradient_checkpointing_kwargs" not in flat(gradient_checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "arguments"),
+    [
+        ("every_2", {"every_n_layers": 2}),
+        ("selective", {"selective": True}),
+        ("offload", {"offload": True}),
+    ],
+)
+def test_checkpointing_between_none_and_all_is_an_argument(value, arguments):
+    config = flat(gradient_checkpointing=value)
+    assert config["gradient_checkpointing"] is True
+    assert config["gradient_checkpointing_kwargs"] == {"use_reentrant": False, **arguments}
+    assert value_in(config) == value
 
 
 @pytest.mark.parametrize(("fields", "name"), [(OLD, "gradient"), (NEW, "activation")])

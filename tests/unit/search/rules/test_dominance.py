@@ -54,6 +54,18 @@ def test_a_probe_above_the_headroom_rules_out_as_an_out_of_memory_does():
     assert reasons(make_candidate(8, 2), record(0, ok(100, GIB), make_candidate(4, 4))) is None
 
 
+def test_checkpointing_of_more_layers_takes_less_memory_and_more_work():
+    grid = ["offload", True, "selective", "every_2", "every_4", False]
+    for n, leaner in enumerate(grid):
+        for hungrier in grid[n + 1 :]:
+            lean = make_candidate(4, 4, gradient_checkpointing=leaner)
+            hungry = make_candidate(4, 4, gradient_checkpointing=hungrier)
+            assert "as probe 0" in reasons(hungry, record(0, OOM, lean))
+            assert reasons(lean, record(0, OOM, hungry)) is None
+            assert "recomputes" in reasons(lean, record(0, ok(100, GIB), hungry))
+            assert reasons(hungry, record(0, ok(100, GIB), lean)) is None
+
+
 def test_checkpointing_is_pointless_where_it_fits_without():
     fits = record(1, ok(100, GIB), make_candidate(4, 4))
     reason = reasons(make_candidate(4, 4, gradient_checkpointing=True), fits)
