@@ -20,8 +20,9 @@ from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import KnownSpeeds, estimates_of
 from autotune.plan.device import allocator_limit
-from autotune.plan.engines import Report, Trace, TraceBudget, answered
+from autotune.plan.engines import Report, TraceBudget, answered
 from autotune.plan.exchange import with_server
+from autotune.plan.grid import Trace
 from autotune.plan.least_memory import ruled_out
 from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import PROMISING, Effort
