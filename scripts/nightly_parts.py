@@ -41,6 +41,8 @@ TESTS = {
 VIRTUAL = "scripts/virtual_gpu --kind a100-80gb"
 BENCHMARKS = {
     "attention_shapes": "scripts/gpu.sh attention {out} --device cpu",
+    "checkpointing/virtual": f"{VIRTUAL} -- python benchmarks/checkpointing/virtual.py "
+    "--only every_2 --truth {out}/truth.jsonl --results {out}/rows.jsonl",
     "closed_form": "python benchmarks/closed_form/run.py benchmarks/closed_form/job.yaml "
     "--device h200 --set model=benchmarks/formula_first/model/config.json "
     "--set fixed.gradient_checkpointing=true --set fixed.padding_free=false "

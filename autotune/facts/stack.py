@@ -202,7 +202,7 @@ def training_fields(method: str = SFT.name) -> frozenset[str]:
 def _config_of(method: str) -> tuple[str, str, str]:
     """Return where the class of a method's training arguments is: package, file, name."""
     entry = METHODS[method]
-    if entry.removal:
+    if entry.own_script:
         return "autotune", f"facts/{method}_config.pyi", entry.config
     return "trl", entry.source, entry.config
 

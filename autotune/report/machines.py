@@ -373,9 +373,7 @@ def machine_cells(
 def signs(cells: Sequence[Sequence[str]]) -> list[str]:
     """Return what the signs mean that stand in the rows of a table."""
     meanings = {
-        "ckpt: gradient checkpointing (1/2: of every second layer)": any(
-            "ckpt" in row[-1] for row in cells
-        ),
+        "ckpt: checkpointing (1/2: half)": any("ckpt" in row[-1] for row in cells),
         "*: none is faster and cheaper": any(row[0] for row in cells),
         ">: at least": any(text.startswith(">") for row in cells for text in row[:-1]),
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.facts.stack import field_types
 from autotune.job.yaml_file import parse_yaml
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.knobs import (
     COMPLETION,
     GENERATION_BATCH,
@@ -139,4 +140,5 @@ def knob_types(method: str) -> dict[str, str]:
     return types | {
         "lora_target_modules": "str | list[str]",
         "lora_target_parameters": "str | list[str] | None",
+        CHECKPOINTING: "bool | str",
     }

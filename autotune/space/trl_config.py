@@ -157,15 +157,7 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
     # An evaluation must not need more than a micro-step does.
     config.setdefault("per_device_eval_batch_size", eval_batch(job, candidate))
     if job.tuning != "full":
-        adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
-        config = {**adapters, **config, "use_peft": True}
-        config["lora_target_modules"] = _target_modules(candidate, facts)
-        if parameters := _target_parameters(candidate, facts):
-            config["lora_target_parameters"] = parameters
-        everything = facts.model.active_parameters and config["lora_target_modules"] == [ALL_LINEAR]
-        if parameters or everything:
-            # peft adapts the experts of most mixtures as parameters, and refuses dropout there.
-            config["lora_dropout"] = job.training.get("lora_dropout", 0.0)
+        config = _with_adapters(config, job, candidate, facts)
     config |= quantization(job, config, sharding)
     config |= vllm_fields(job, config, facts)
     if (parts := sharding.row_parts) > 1:
@@ -187,6 +179,22 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
         },
         sharding=sharding,
     )
+
+
+def _with_adapters(
+    config: dict[str, Any], job: Job, candidate: Candidate, facts: Facts
+) -> dict[str, Any]:
+    """Return the configuration with the fields of LoRA."""
+    adapters = {**LORA_DEFAULTS, **METHODS[job.method].lora_defaults}
+    config = {**adapters, **config, "use_peft": True}
+    config["lora_target_modules"] = _target_modules(candidate, facts)
+    if parameters := _target_parameters(candidate, facts):
+        config["lora_target_parameters"] = parameters
+    everything = facts.model.active_parameters and config["lora_target_modules"] == [ALL_LINEAR]
+    if parameters or everything:
+        # peft adapts the experts of most mixtures as parameters, and refuses dropout there.
+        config["lora_dropout"] = job.training.get("lora_dropout", 0.0)
+    return config
 
 
 def launched_config_name(job: Job) -> str | None:

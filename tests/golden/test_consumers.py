@@ -15,11 +15,16 @@ from autotune.space.trl_config import settings
 from autotune.training.registry import family
 from tests.guards import ppo_apart
 
-GPU = ("cuda_bf16", "distillation", "grpo_server", "grpo_split", "zero3", "zero2_alone", "fsdp2")
+GPU = (
+    *("cuda_bf16", "distillation", "grpo_server", "grpo_split"),
+    *("zero3", "zero2_alone", "fsdp2", "sequence", "context"),
+)
 SEVERAL = {
     "zero3": ("DEEPSPEED", 8),
     "zero2_alone": ("DEEPSPEED", 1),
     "fsdp2": ("FSDP", 2),
+    "sequence": ("DEEPSPEED", 8),
+    "context": ("FSDP", 8),
     "grpo_split": ("DEEPSPEED", 4),
 }
 CPU = ppo_apart(name for name in CASES if name not in GPU)

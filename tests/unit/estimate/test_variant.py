@@ -81,7 +81,12 @@ def test_a_path_holds_nothing_but_what_the_configuration_says(config):
 # -- what cannot be traced
 
 
-@pytest.mark.parametrize("knob", UNTRACEABLE)
+OF_VALUES = {"cp_size", "sp_size", "experts_implementation", "attn_implementation"}
+"""Knobs of which some values are traced in the place of others."""
+SWITCHES = [name for name in UNTRACEABLE if name not in OF_VALUES]
+
+
+@pytest.mark.parametrize("knob", SWITCHES)
 def test_a_knob_that_cannot_be_traced_is_replaced_and_told(knob):
     traced = traced_config({**CONFIG, knob: True})
     assert traced.replaced == (knob,)
@@ -93,15 +98,22 @@ def test_a_knob_that_cannot_be_traced_is_replaced_and_told(knob):
 
 @pytest.mark.parametrize("value", [None, False])
 def test_a_knob_that_is_off_is_not_replaced(value):
-    config = {**CONFIG, **dict.fromkeys(UNTRACEABLE, value)}
+    config = {**CONFIG, **dict.fromkeys(SWITCHES, value)}
     assert traced_config(config).replaced == ()
     assert traced_config(config).config == config
     assert traced_config(CONFIG).config == CONFIG
 
 
 def test_all_knobs_that_cannot_be_traced_are_told_together():
-    traced = traced_config({**CONFIG, **dict.fromkeys(UNTRACEABLE, True)})
+    changes = {
+        **dict.fromkeys(SWITCHES, True),
+        **{"cp_size": 2, "sp_size": 2, "attn_implementation": "kernels-community/flash-attn3"},
+        "model_init_kwargs": {"experts_implementation": "eager"},
+    }
+    traced = traced_config({**CONFIG, **changes})
     assert set(traced.replaced) == set(UNTRACEABLE)
+    assert traced.config["attn_implementation"] == "flash_attention_3"
+    assert (traced.config["cp_size"], traced.config["model_init_kwargs"]) == (1, None)
 
 
 # -- optimizers
