@@ -170,7 +170,7 @@ def test_the_table_is_legible_at_80_columns_and_explains_its_signs(capsys):
     show([long, SMALL, replace(WRONG, problem="so " * 60)], PRICES)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) == 80
-    assert "ckpt: gradient checkpointing" in printed and "; *: none is faster" in printed
+    assert "ckpt: checkpointing" in printed and "; *: none is faster" in printed
     assert ">: at least" in printed
     show([replace(RISKY, short="1 x 8")])
     assert ":" not in capsys.readouterr().out.replace("may fit:", "")
