@@ -91,7 +91,8 @@ class Answer(ABC):
 
     def training_arguments(self, output_dir: str | Path | None = None, **fields: Any) -> Any:
         """Return the arguments for TRL's trainer, ready: an `SFTConfig`, `RewardConfig`,
-        `DPOConfig`, `KTOConfig`, `GRPOConfig`, `RLOOConfig` or `PPOConfig`.
+        `DPOConfig`, `KTOConfig`, `GRPOConfig`, `RLOOConfig`, `DistillationConfig` or
+        `PPOConfig`.
 
         Args:
             output_dir: where the training writes; None: where the job or the bundle says.

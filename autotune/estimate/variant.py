@@ -133,7 +133,8 @@ def variant_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def liger_is_traced(method: str, model_type: str, *, fused_head: bool) -> bool:
     """True if Liger's kernels are known where this method puts them into this model. Where TRL has
     no fused head (before 1.15), Liger brings a loss of its own, which is not traced."""
-    return fused_head and not METHODS[method].online and model_type in LIGER_MODELS
+    known = not METHODS[method].online and not METHODS[method].classifier
+    return fused_head and known and model_type in LIGER_MODELS
 
 
 def traced_config(config: Mapping[str, Any], *, liger: bool = False) -> TracedConfig:

@@ -286,7 +286,11 @@ def unfit() -> str | None:
 
 def missing(method: str) -> str | None:
     """Return why the installed TRL cannot train by a method; None: it can."""
-    if (reason := unfit()) is not None or source_of("trl", METHODS[method].source):
+    if not module_found("trl"):
+        return "TRL is not installed"
+    # (The trainer of that name in TRL 1.12 is another one.)
+    known = source_of("trl", METHODS[method].source)
+    if (reason := unfit()) is not None or (known and (fused_head() or not METHODS[method].teacher)):
         return reason
     return f"TRL {version('trl')} has no {METHODS[method].trainer}{METHODS[method].removal}"
 

@@ -26,6 +26,7 @@ from autotune.plan.host_memory import with_host
 from autotune.plan.loading import loaded_models
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
+from autotune.space.checkpointing import CHECKPOINTING, share_again
 from autotune.space.sharding.sharding import (
     CP_SIZE,
     DEEPSPEED,
@@ -212,7 +213,7 @@ def reference_logps(settings: Settings) -> float:
     often = passes(config, rows, settings.facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
     forward = 2 if values.get("loss_type") == "kto" else 1
-    backward = 3 if values.get("gradient_checkpointing") else 2
+    backward = 2 + share_again(values.get(CHECKPOINTING), settings.facts.model.layers or 1)
     return forward / (forward + backward) / often
 
 

@@ -20,6 +20,7 @@ from autotune.facts import Facts
 from autotune.facts.device_kinds import Interconnect, known_kind
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import CHECKPOINTING, OFFLOAD, SELECTIVE
 from autotune.space.knobs import Candidate
 from autotune.space.quantization import base_bytes, trains_wide
 from autotune.space.sharding.deepspeed import MAX_REUSE_DISTANCE
@@ -99,7 +100,7 @@ def shared_rows(
         keys=hidden * (model.key_value_heads or heads) // heads,
         layers=model.layers or 1,
         width=computed_bytes(settings.config),
-        recomputes=bool(settings.candidate.values.get("gradient_checkpointing")),
+        recomputes=settings.candidate.values.get(CHECKPOINTING) not in (False, None, SELECTIVE),
     )
 
 
@@ -186,7 +187,10 @@ def _still_gathered(settings: Settings) -> int:
     So it was in traces of a model of 19 million, with that distance (all stayed), with 14 (12
     stayed), 10 (12) and 5 million (5); of adapters with checkpointing nothing stayed.
     """
-    if settings.job.tuning != "full" and settings.candidate.values.get("gradient_checkpointing"):
+    if settings.job.tuning != "full" and settings.candidate.values.get(CHECKPOINTING) in (
+        True,
+        OFFLOAD,
+    ):
         return 0
     return min(settings.facts.model.parameters, MAX_REUSE_DISTANCE)
 

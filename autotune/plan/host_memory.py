@@ -79,11 +79,8 @@ def loaded_on_host(settings: Settings, count: int) -> int:
     that these keep there."""
     bytes_there = on_host(loaded_models(settings), settings.sharding, count)
     if settings.sharding.offload_param_device == "cpu":
-        bytes_there += (
-            count
-            * computed_bytes(settings.config)
-            * (settings.facts.model.parameters // settings.processes)
-        )
+        whole = computed_bytes(settings.config) * settings.facts.model.parameters
+        bytes_there += count * ((whole + settings.teacher_bytes) // settings.processes)
     return bytes_there
 
 

@@ -27,5 +27,6 @@ def loaded_models(settings: Settings) -> Loaded:
         bits=bits_of(config),
         fused=model.active_parameters is not None,
         unpacked=model.dequantized_from is not None,
+        others=settings.teacher_bytes,
         upcast=trained_parameters(job, settings.facts, config) if upcast else 0,
     )

@@ -20,7 +20,7 @@ from autotune.space.packages import package_facts
 from autotune.space.sharding.sharding import sharding_of
 
 SAME_ESTIMATES = ("dataloader_num_workers", COMPILES, EXPERT_KERNELS)
-"""Knobs that change no estimate."""
+"""Knobs that change no estimate, or of which none is known: left at their defaults unless named."""
 LIGER, PADDING_FREE = "use_liger_kernel", "padding_free"
 PRECOMPUTED = "precompute_ref_log_probs"
 

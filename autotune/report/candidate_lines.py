@@ -11,10 +11,16 @@ from autotune.space.knobs import (
     Candidate,
     value_label,
 )
-from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
+from autotune.space.sharding.sharding import (
+    CP_SIZE,
+    SHARDING_KNOBS,
+    SP_SIZE,
+    engine_name,
+    sharding_of,
+)
 from autotune.units import format_bytes
 
-_SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS)
+_SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS, CP_SIZE, SP_SIZE)
 """Knobs that `_spread` has words of its own for."""
 
 

@@ -16,10 +16,24 @@ from autotune.space.knobs import (
     Candidate,
     value_label,
 )
-from autotune.space.sharding.sharding import SHARDING_KNOBS, engine_name, sharding_of
+from autotune.space.sharding.sharding import (
+    CP_SIZE,
+    SHARDING_KNOBS,
+    SP_SIZE,
+    engine_name,
+    sharding_of,
+)
 
 _TUNINGS = {"full": "Full tuning", "lora": "LoRA", "qlora": "QLoRA"}
-_APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, NUM_PROCESSES, *SHARDING_KNOBS}
+_APART = {
+    MICRO_BATCH,
+    ACCUMULATION,
+    CHECKPOINTING,
+    NUM_PROCESSES,
+    *SHARDING_KNOBS,
+    CP_SIZE,
+    SP_SIZE,
+}
 
 _MEANINGS = (
     (r"\d+ ?x ?\d+", "rows in a forward pass x passes in an optimizer step, on each device"),
@@ -28,7 +42,7 @@ _MEANINGS = (
     (r"sel|selective checkpointing", "but for the results of attention, which are kept"),
     (r"offl|offloaded checkpointing", "of all layers, whose inputs wait in the host's memory"),
     (r"chunked_nll", "the usual loss, made for a part of the tokens at a time: less memory"),
-    (r"nll", "the usual loss (negative log-likelihood), made for all tokens at once"),
+    (r"nll", "the usual loss (negative log-likelihood)"),
     (r"Liger kernels", "fused operators of the package liger-kernel: faster, less memory"),
     (r"padding-free", "rows lie one behind the other, without padding between them"),
     (r"packing", "short rows are put together until they are as long as the longest may be"),

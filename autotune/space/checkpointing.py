@@ -11,7 +11,8 @@ KWARGS = "gradient_checkpointing_kwargs"
 SELECTIVE, OFFLOAD = "selective", "offload"
 EVERY = {"every_2": 2, "every_4": 4}
 LEANEST_FIRST = (OFFLOAD, True, SELECTIVE, "every_2", "every_4", False)
-"""All values, by the memory that they take; by speed it is the other way round."""
+"""All values, by the memory that they take; by speed the other way round, but for `selective`,
+which repeats no attention."""
 GRID = (SELECTIVE, *EVERY, OFFLOAD)
 """The values between none and all layers, and beyond."""
 _ARGUMENTS: Mapping[Any, Mapping[str, Any]] = {
@@ -29,6 +30,12 @@ def checkpointing_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         return {CHECKPOINTING: value}
     given = config.get(KWARGS) or {"use_reentrant": False}
     return {CHECKPOINTING: True, KWARGS: {**given, **_ARGUMENTS.get(value, {})}}
+
+
+def contradicts(arguments: Any) -> bool:
+    """True if a job's own arguments of checkpointing say what the knob says."""
+    said = {name for own in _ARGUMENTS.values() for name in own}
+    return isinstance(arguments, Mapping) and not said.isdisjoint(arguments)
 
 
 def value_in(config: Mapping[str, Any]) -> Any:

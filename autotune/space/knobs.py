@@ -59,7 +59,7 @@ class Knob:
     only_if: Mapping[str, Any] = field(default_factory=dict)
 
     def allows(self, value: Any) -> bool:
-        """True if a value may be asked for; a choice that ends with `*` allows what begins so."""
+        """True if a value may be asked for; a choice that ends with `/*` allows what begins so."""
         if self.choices is None:
             return True
         begins = tuple(c[:-1] for c in self.choices if isinstance(c, str) and c.endswith("/*"))

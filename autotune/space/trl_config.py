@@ -4,6 +4,7 @@ Pure. This is the one mapping from knobs to fields: the probe's child parses its
 own parser, and the bundle holds it as YAML. Every field that matters is explicit; none is `auto`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +163,9 @@ def settings(job: Job, facts: Facts, candidate: Candidate, output_dir: str = "ou
     config |= vllm_fields(job, config, facts)
     if (parts := sharding.row_parts) > 1:
         # Each process gets one of so many equal parts of a row; of context parallelism two.
-        config.setdefault("pad_to_multiple_of", 2 * parts if sharding.cp_size > 1 else parts)
+        needed = 2 * parts if sharding.cp_size > 1 else parts
+        given = config.get("pad_to_multiple_of")
+        config["pad_to_multiple_of"] = math.lcm(given if isinstance(given, int) else 1, needed)
     if config.get("padding_free"):
         # TRL cannot truncate without padding; the rules let only rows through that need no cut.
         config["max_length"] = None

@@ -11,7 +11,7 @@ from typing import Any
 from trl import DistillationTrainer, ModelConfig, ScriptArguments, get_peft_config
 
 from autotune.facts.model import model_config
-from autotune.training.family import PROBE_OVERRIDES, Models, from_config, model_kwargs
+from autotune.training.family import PROBE_OVERRIDES, Models, from_config
 from autotune.training.online import OnlineFamily
 from autotune.training.spec import TrainerSpec
 
@@ -59,5 +59,10 @@ class DistillationFamily(OnlineFamily):
 
 def _teacher_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
     """Return what TRL's script passes to the teacher's `from_pretrained`."""
-    usual = {**model_kwargs(training, model), "revision": training.teacher_model_revision}
-    return usual | (training.teacher_model_init_kwargs or {})
+    return {
+        "revision": training.teacher_model_revision,
+        "trust_remote_code": training.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(training.teacher_model_init_kwargs or {}),
+    }

@@ -196,7 +196,7 @@ class Family:
             **_revision(spec, model.model_revision),
         )
 
-        if experts := (training.model_init_kwargs or {}).get(EXPERT_KERNELS):
+        if experts := _own_kwargs(training).get(EXPERT_KERNELS):
             config._experts_implementation = experts
 
         def submodel(place: str) -> Any:
@@ -230,8 +230,13 @@ def model_kwargs(training: Any, model: ModelConfig) -> dict[str, Any]:
         "trust_remote_code": training.trust_remote_code,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
-        **(training.model_init_kwargs or {}),
+        **_own_kwargs(training),
     }
+
+
+def _own_kwargs(training: Any) -> dict[str, Any]:
+    """Return what the job passes to `from_pretrained`; PPO's arguments have no such field."""
+    return getattr(training, "model_init_kwargs", None) or {}
 
 
 def _revision(spec: TrainerSpec, revision: str) -> dict[str, str]:

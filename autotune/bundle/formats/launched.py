@@ -146,5 +146,5 @@ def not_said(bundle: Launched) -> dict[str, str]:
         for name, value in bundle.environment.items()
     }
     if bundle.checkpointing in GRID:
-        lost[CHECKPOINTING] = f"`{bundle.checkpointing}` is for TRL alone: all layers are, here"
+        lost[CHECKPOINTING] = f"`{bundle.checkpointing}` is not carried over: all layers are, here"
     return lost

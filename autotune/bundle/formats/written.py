@@ -53,7 +53,9 @@ def axolotl(bundle: Launched) -> Formatted:
         modules = bundle.modules
         theirs |= {"lora_target_modules": modules} if modules else {"lora_target_linear": True}
     if config.get("use_liger_kernel"):
-        kernels = ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
+        kernels = ["rope", "rms_norm", "glu_activation"]
+        if not fused_head():
+            kernels.append("fused_linear_cross_entropy")
         theirs["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
         theirs |= {f"liger_{kernel}": True for kernel in kernels}
     if config.get("loss_type") == "chunked_nll" or (fused_head() and name == "sft"):
@@ -95,6 +97,8 @@ def llama_factory(bundle: Launched) -> Formatted:
         "flash_attn": {**kernels, "sdpa": "sdpa"}.get(kernel, "auto"),
         "disable_gradient_checkpointing": not bundle.checkpoints,
     }
+    if kernel not in (*kernels, "sdpa", None):
+        lost["attn_implementation"] = f"LLaMA-Factory has no `{kernel}`: it chooses"
     if bundle.tuning != "full":
         theirs["lora_target"] = ",".join(bundle.modules or ["all"])
         theirs["additional_target"] = config.get("lora_modules_to_save")

@@ -41,6 +41,7 @@ class Loaded:
         fused: whether experts are put together when loaded.
         unpacked: whether the file has experts in MXFP4.
         upcast: parameters that FSDP2 makes float32 before it divides them.
+        others: bytes of models of another shape.
     """
 
     parameters: int
@@ -54,6 +55,7 @@ class Loaded:
     fused: bool = False
     unpacked: bool = False
     upcast: int = 0
+    others: int = 0
 
 
 def on_device(loaded: Loaded, sharding: Sharding, kind: str) -> int:
@@ -64,10 +66,10 @@ def on_device(loaded: Loaded, sharding: Sharding, kind: str) -> int:
     """
     if loaded.bits is None and _divided(sharding):
         whole = (2 if sharding.zero_stage else 1) * max(loaded.largest, loaded.embedding)
-        part = loaded.models * loaded.held_bytes / sharding.num_processes
+        part = (loaded.models * loaded.held_bytes + loaded.others) / sharding.num_processes
         return round(part + loaded.width * whole)
     making = _making(loaded, kind) if _made_on_device(loaded, sharding) else 0
-    return round(loaded.models * loaded.held_bytes + making)
+    return round(loaded.models * loaded.held_bytes + loaded.others + making)
 
 
 def on_host(loaded: Loaded, sharding: Sharding, processes: int) -> int:

@@ -131,6 +131,8 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         return quantize(models, model, on_cuda=request.cuda is not None)
 
     teacher = request.config.get("teacher_model_name_or_path")
+    if teacher == request.model_path:  # one config cannot be cut in two ways
+        teacher = None
     with _fewer_layers(request.layers, teacher):
         models = build()
     if request.layers is not None:

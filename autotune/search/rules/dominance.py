@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.estimate.variant import SAME_STATE
 from autotune.search.record import Record, counts_as_probe, excess_bytes
-from autotune.space.checkpointing import CHECKPOINTING, memory_rank
+from autotune.space.checkpointing import CHECKPOINTING, EVERY, SELECTIVE, memory_rank
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.job_shape import server_devices
 from autotune.space.knobs import (
@@ -142,9 +142,14 @@ def saves_memory_that_is_there(
     changed_knobs = candidate.differences(record.candidate)
     probed_values = record.candidate.values
     if not changed_knobs or any(
-        name not in SAVES_MEMORY_ONLY or LEANER[name](value) >= LEANER[name](probed_values[name])
+        name not in SAVES_MEMORY_ONLY
+        or name not in probed_values
+        or LEANER[name](value) >= LEANER[name](probed_values[name])
         for name, value in changed_knobs.items()
     ):
+        return None
+    levels = {candidate.values.get(CHECKPOINTING), probed_values.get(CHECKPOINTING)}
+    if SELECTIVE in levels and levels & EVERY.keys():  # which is faster depends on the length
         return None
     reason = ", and ".join(SAVES_MEMORY_ONLY[name] for name in sorted(changed_knobs))
     without = "with less of it" if any(map(probed_values.get, changed_knobs)) else "without it"

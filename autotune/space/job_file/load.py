@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from autotune.errors import Problem, UserError
 from autotune.facts.known_models import known_model
-from autotune.facts.stack import field_types, fused_head
+from autotune.facts.stack import canonical_name, field_types, fused_head
 from autotune.job.job import Job
 from autotune.job.methods import BY_SCRIPT, EXPERIMENTAL, METHODS, SFT
 from autotune.job.paths import absolute_path, exists, resolve_path, why_not_literal
 from autotune.space.batch_checks import batch_problems
+from autotune.space.checkpointing import KWARGS, contradicts
 from autotune.space.definition import SpaceDefinition, knob_types, load_definition
 from autotune.space.foreign.fields import Imported
 from autotune.space.job_file.given_file import given_data
@@ -218,6 +219,9 @@ class _Loading(Draft):
             what = f"`{name}` is not in {self._method.config}, ModelConfig or TrainingArguments"
             home = self._home(path, value, definition)
             self._report(path, what, home or self._nearest(name, self._fields))
+        elif canonical_name(name) == KWARGS and contradicts(value):
+            what = f"`{name}` says which layers are checkpointed, and that is searched"
+            self._report(path, what, "pin it: `fixed: {gradient_checkpointing: every_2}`")
         elif not is_plain(value):
             what = f"`{name}` must be plain finite data, but got `{as_yaml(value)}`"
             self._report(path, what)

@@ -160,6 +160,13 @@ def test_modules_are_named_by_texts(folder, section):
     assert what == "`lora_target_modules` must be a text or a list of texts, but got `3`"
 
 
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_which_layers_are_checkpointed_is_the_knobs_to_say(folder, name):
+    ((_, what, hint),) = problems(folder, f"training: {{{name}_kwargs: {{every_n_layers: 2}}}}\n")
+    assert "says which layers are checkpointed" in what and "every_2" in hint
+    load(folder, f"training: {{{name}_kwargs: {{use_reentrant: true}}}}\n")
+
+
 def test_lora_knobs_need_lora(folder):
     ((_, what, _),) = problems(folder, "recipe: {lora_r: [8]}\n")
     assert what == "`lora_r` needs `tuning: lora`"
