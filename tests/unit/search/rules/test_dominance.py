@@ -62,7 +62,11 @@ def test_checkpointing_of_more_layers_takes_less_memory_and_more_work():
             hungry = make_candidate(4, 4, gradient_checkpointing=hungrier)
             assert "as probe 0" in reasons(hungry, record(0, OOM, lean))
             assert reasons(lean, record(0, OOM, hungry)) is None
-            assert "recomputes" in reasons(lean, record(0, ok(100, GIB), hungry))
+            slower = reasons(lean, record(0, ok(100, GIB), hungry))
+            if leaner == "selective" and hungrier in ("every_2", "every_4"):
+                assert slower is None  # it repeats no attention, which is most of long rows
+            else:
+                assert "recomputes" in slower
             assert reasons(hungry, record(0, ok(100, GIB), lean)) is None
 
 
