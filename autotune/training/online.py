@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -265,20 +266,20 @@ class StandIn(VLLMGeneration):
     ) -> tuple[Ids, Ids, Any, Any]:
         """Return completions with, for each token, a log-probability that is as good as any."""
         self._calls = 0
-        completions = self._halved(prompts)
+        completions = self._halved(prompts, num_generations)
         self.parts = max(self.parts, self._calls)
         torch.cuda.empty_cache()
         even_logp = -math.log(self.model.config.get_text_config().vocab_size)
         return prompts, completions, [[[even_logp]] * len(ids) for ids in completions], None
 
-    def _halved(self, prompts: Ids) -> Ids:
+    def _halved(self, prompts: Ids, each: int) -> Ids:
         """Generate all at once; where that does not fit, one half after the other.
 
         Raises:
             Unsupported: it does not fit on a rank whose peers wait for it at every token.
         """
         try:
-            ids = self._by_transformers(prompts)
+            ids = self._by_transformers(prompts, each)
             self._calls += 1
             return ids
         except (RuntimeError, MemoryError) as error:
@@ -289,12 +290,16 @@ class StandIn(VLLMGeneration):
         gc.collect()
         torch.cuda.empty_cache()
         half = len(prompts) // 2
-        return self._halved(prompts[:half]) + self._halved(prompts[half:])
+        return self._halved(prompts[:half], each) + self._halved(prompts[half:], each)
 
-    def _by_transformers(self, prompts: Ids) -> Ids:
-        trainer = self._trainer
+    def _by_transformers(self, prompts: Ids, each: int) -> Ids:
+        trainer, generate = self._trainer, type(self._trainer)._generate_single_turn
+        # GRPO of TRL 1.16 asks for it, others do not.
+        more = (
+            {"num_generations": each} if "num_generations" in signature(generate).parameters else {}
+        )
         with replaced(trainer, "use_vllm", False):
-            output = type(trainer)._generate_single_turn(trainer, prompts, None, {})
+            output = generate(trainer, prompts, None, {}, **more)
         ids: Ids = output[0] if isinstance(output, tuple) else output
         return ids
 

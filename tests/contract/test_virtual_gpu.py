@@ -230,6 +230,7 @@ def test_the_rest_of_the_suite_runs_where_the_virtual_gpu_cannot(
         "scripts/setup": "",
         "scripts/virtual_gpu": f"echo virtual_gpu $1; exit {3 if setup_fails else 0}",
         ".venv/bin/python": "echo python $*",
+        ".venv-ppo/bin/python": "",
     }
     for name, text in fakes.items():
         file = tmp_path / name

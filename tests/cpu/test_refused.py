@@ -34,7 +34,10 @@ def save_judge(folder: Path, labels: int) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("method", "labels"), [("grpo", 2), ("ppo", 3), ("reward", 2)])
+@pytest.mark.parametrize(
+    ("method", "labels"),
+    [("grpo", 2), pytest.param("ppo", 3, marks=pytest.mark.ppo), ("reward", 2)],
+)
 def test_a_reward_model_of_several_labels_is_refused(
     method: str, labels: int, autotune: Command
 ) -> None:
