@@ -138,7 +138,7 @@ def test_a_larger_micro_batch_takes_more_for_its_logits(plans: Plans) -> None:
     assert all(size >= rows * LOGITS_PER_ROW for size, rows in zip(logits, (1, 2, 4), strict=True))
     assert logits == sorted(set(logits))
     peaks = [found[rows]["estimate"]["peak_memory_bytes"] for rows in (4, 8)]
-    assert peaks[1] > 1.5 * peaks[0]  # which is at another moment: a fused head holds one tile
+    assert peaks[1] > 1.1 * peaks[0]  # which is at another moment: a fused head holds one tile
 
 
 def test_on_a_small_device_the_large_do_not_fit_and_come_last(plans: Plans) -> None:
