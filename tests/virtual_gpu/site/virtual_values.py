@@ -25,6 +25,7 @@ UNKNOWN_FLOAT = 0.5
 SHAPED_BY_VALUES = {"aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}
 MOST_COPIED = 4 << 20
 """Bytes; larger copies to the host bring zeros (`stand_ins/memory.c`)."""
+INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 COPIES = {"aten::copy_", "aten::_to_copy"}
 CHOICES = {"aten::argmax", "aten::argmin", "aten::multinomial", "aten::max", "aten::min"}
 ORDERS = {"aten::sort", "aten::argsort", "aten::topk"}
@@ -57,8 +58,8 @@ class VirtualValues(TorchDispatchMode):
         on_device = any(tensor.is_cuda for tensor in tensors)
         if on_device and name in SHAPED_BY_VALUES:
             return self._shaped(func, args, kwargs)
-        if on_device and func is aten.index.Tensor:
-            args = (args[0], _without_masks(args[1]))
+        if on_device and name in INDEXED:
+            args = (args[0], _without_masks(args[1]), *args[2:])
         out = func(*args, **kwargs)
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         if on_device and name in COPIES and _is_copied_to_host(outs[0]):
@@ -218,6 +219,24 @@ def _is_finiteness(name: str, args: Any) -> bool:
     return name in ("aten::all", "aten::isfinite")
 
 
+def _get_by_numbers(tensor: torch.Tensor, index: Any) -> Any:
+    """Return `tensor[mask]` with numbers in place of the mask, as the device could not count it in
+    the backward pass. (They take 8 bytes an element more.)"""
+    if isinstance(index, torch.Tensor) and index.is_cuda and index.dtype == torch.bool:
+        index = torch.nonzero(index, as_tuple=True)
+    return _get(tensor, index)
+
+
+def _scattered_by_numbers(tensor: torch.Tensor, mask: Any, source: Any) -> Any:
+    """Return `tensor.masked_scatter(mask, source)` of a source that has what the mask selects."""
+    if not mask.is_cuda:
+        return _scatter(tensor, mask, source)
+    return tensor.index_put(torch.nonzero(mask, as_tuple=True), source)
+
+
+_get, _scatter = torch.Tensor.__getitem__, torch.Tensor.masked_scatter
+
+
 def begin() -> None:
     """Give values from now on, in this thread, but not in backward passes.
 
@@ -238,6 +257,8 @@ def begin() -> None:
             running.value -= 1
 
     torch.autograd._engine_run_backward = run_without_values
+    torch.Tensor.__getitem__ = _get_by_numbers
+    torch.Tensor.masked_scatter = _scattered_by_numbers
     # Printing goes past every mode, and asks the device which elements are finite.
     in_words = torch._tensor_str._str
 
