@@ -35,7 +35,7 @@ def test_a_generation_that_does_not_fit_is_made_in_halves():
     calls = []
     stand_in = a_stand_in(calls)
     prompts = [[n] for n in range(8)]
-    assert stand_in._halved(prompts) == [[n, 9] for n in range(8)]
+    assert stand_in._halved(prompts, 1) == [[n, 9] for n in range(8)]
     assert calls == [8, 4, 2, 2, 4, 2, 2] and stand_in._trainer.use_vllm
     assert stand_in._calls == 4
 
@@ -49,7 +49,7 @@ def test_ranks_that_generate_in_step_do_not_halve_one_by_one(stage, processes):
     )
     stand_in = a_stand_in([], engine=SimpleNamespace(engine=engine), processes=processes)
     if (stage, processes) != (3, 2):
-        assert len(stand_in._halved([[1], [2], [3]])) == 3
+        assert len(stand_in._halved([[1], [2], [3]], 1)) == 3
         return
     with pytest.raises(Unsupported, match="generate in step"):
-        stand_in._halved([[1], [2], [3]])
+        stand_in._halved([[1], [2], [3]], 1)
