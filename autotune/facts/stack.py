@@ -151,22 +151,17 @@ def hub_attention() -> tuple[str, ...]:
 def kernels_range() -> str:
     """Return which versions of `kernels` the installed transformers takes, as pip writes it;
     empty: any."""
-    least, most = _kernels_bounds()
-    return f">={least},<{most}" if least and most else ""
-
-
-def _kernels_bounds() -> tuple[str, str]:
     source = source_of("transformers", "utils/import_utils.py")
     found = dict(re.findall(r'^KERNELS_(MIN|MAX)_VERSION = "(.+)"', source, re.M))
-    return found.get("MIN", ""), found.get("MAX", "")
+    return f">={found['MIN']},<{found['MAX']}" if len(found) == 2 else ""
 
 
 def _kernels_taken() -> bool:
     """True if transformers takes the installed version of `kernels`."""
-    low, high = _kernels_bounds()
-    texts = (low, version("kernels") or "", high)
-    least, found, most = (tuple(map(int, re.findall(r"\d+", text)[:3])) for text in texts)
-    return bool(found) and least <= found and (not most or found < most)
+    from packaging.specifiers import SpecifierSet
+
+    found = version("kernels")
+    return found is not None and SpecifierSet(kernels_range()).contains(found, prereleases=True)
 
 
 @functools.cache

@@ -121,7 +121,7 @@ def training_s(
         return None, None
     chosen = settings(job, facts, candidate)
     max_steps = int(chosen.config.get("max_steps") or 0)
-    rows = candidate.global_batch * chosen.replicas
+    rows = candidate.global_batch * chosen.sharding.replicas
     if METHODS[job.method].online:
         group = candidate.values.get(GROUP)
         rows //= group if isinstance(group, int) else 1

@@ -209,7 +209,7 @@ def reference_logps(settings: Settings) -> float:
     config, values = settings.config, settings.candidate.values
     if not config.get("precompute_ref_log_probs"):
         return 0.0
-    rows = settings.candidate.global_batch * settings.replicas
+    rows = settings.candidate.global_batch * settings.sharding.replicas
     often = passes(config, rows, settings.facts.data.rows)
     # Forward passes; a backward pass is two, and with checkpointing three.
     forward = 2 if values.get("loss_type") == "kto" else 1

@@ -82,7 +82,7 @@ def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
         ):
             return True
         chosen = space.settings(candidate)
-        rows = candidate.global_batch * chosen.replicas
+        rows = candidate.global_batch * chosen.sharding.replicas
         return passes(chosen.config, rows, space.facts.data.rows) < 1
 
     candidates = tuple(filter(is_preferred, space.candidates))

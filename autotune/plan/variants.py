@@ -131,7 +131,7 @@ def batching(candidate_settings: Settings, *, of_a_part: bool = False) -> Batchi
     job, config = candidate_settings.job, candidate_settings.config
     if METHODS[job.method].online:
         return rollout_of(config, devices=candidate_settings.processes, seed=job.seed)
-    global_batch = candidate_settings.candidate.global_batch * candidate_settings.replicas
+    global_batch = candidate_settings.candidate.global_batch * candidate_settings.sharding.replicas
     config = {**config, **(_of_a_part(candidate_settings) if of_a_part else {})}
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 

@@ -57,7 +57,7 @@ def probe_request(
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
-        global_batch=candidate.global_batch * chosen.replicas,
+        global_batch=candidate.global_batch * chosen.sharding.replicas,
         seed=job.seed,
         vllm_bytes=share.awake_bytes if share else 0,
         vllm_asleep_bytes=share.asleep_bytes if share else None,

@@ -5,7 +5,8 @@ from typing import Any
 
 from autotune.plain_data import to_plain
 from autotune.plan.questions.way import Advice, Holder, Way
-from autotune.space.checkpointing import CHECKPOINTING, phrase
+from autotune.report.words import checkpointing_phrase
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
 from autotune.space.sharding.sharding import sharding_of
 from autotune.units import format_bytes, format_speed
@@ -75,7 +76,7 @@ def _price(way: Way) -> str:
     knobs = way.candidate.knobs
     batch = f"{knobs[MICRO_BATCH]} x {knobs[ACCUMULATION]}"
     again = knobs.get(CHECKPOINTING)
-    words = [phrase(again).removeprefix("with ")] if again else []
+    words = [checkpointing_phrase(again).removeprefix("with ")] if again else []
     words += ["activation offloading"] if knobs.get("activation_offloading") is True else []
     how = f"{batch}{' with ' if words else ''}{', '.join(words)}"
     parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {how}"]

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from autotune.probe.protocol import Measurement
-from autotune.space.checkpointing import CHECKPOINTING, cell
+from autotune.report.words import checkpointing_cell
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.knobs import (
     MICRO_BATCH,
     NUM_PROCESSES,
@@ -57,7 +58,7 @@ _FLAGS = {
 
 def _word(name: str, value: object) -> str:
     if name == CHECKPOINTING and value:
-        return "checkpointing" if value is True else f"checkpointing {cell(value)}"
+        return "checkpointing" if value is True else f"checkpointing {checkpointing_cell(value)}"
     if name in _FLAGS:
         return _FLAGS[name] if value else ""
     label = value_label(value)  # type: ignore[arg-type]

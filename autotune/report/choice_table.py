@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import Choice
 from autotune.plan.plan import Plan
-from autotune.report.words import batch_text, other_words
-from autotune.space.checkpointing import CHECKPOINTING, LEANEST_FIRST, cell, phrase
+from autotune.report.words import batch_text, checkpointing_cell, checkpointing_phrase, other_words
+from autotune.space.checkpointing import CHECKPOINTING, LEANEST_FIRST
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.units import format_bytes, format_speed
 
@@ -23,7 +23,7 @@ FIGURES = ("tokens/s", "peak", "p(oom)")
 """Columns of figures."""
 _CERTAIN = {"0.00", "1.00"}
 _OF_ALL = {
-    **{("ckpt", cell(value)): phrase(value) for value in LEANEST_FIRST},
+    **{("ckpt", checkpointing_cell(value)): checkpointing_phrase(value) for value in LEANEST_FIRST},
     **{("fits", "yes"): "fits", ("fits", "maybe"): "may fit", ("fits", "no"): "does not fit"},
 }
 """A column and what all rows have in it, in words."""
@@ -92,7 +92,7 @@ def _cells(plan: Plan, choice: Choice, *, counted: bool) -> dict[str, str]:
     return {
         "batch": batch_text(candidate),
         SHARDING: f"{_processes(plan, choice)} {sharding}" if counted else sharding,
-        "ckpt": cell(candidate.values.get(CHECKPOINTING)),
+        "ckpt": checkpointing_cell(candidate.values.get(CHECKPOINTING)),
         "tokens/s": "-" if speed is None else speed_cell(estimate, format_speed(speed)),
         "peak": peak_cell(estimate),
         "p(oom)": f"{estimate.p_oom:.2f}",

@@ -17,8 +17,8 @@ from autotune.plan.answer import SPEED_ERROR
 from autotune.plan.cache import PlanCache
 from autotune.plan.machines import MachinePlan, plan_machines
 from autotune.plan.progress import Progress
-from autotune.report.words import batch_text, candidate_text, install_text
-from autotune.space.checkpointing import CHECKPOINTING, cell
+from autotune.report.words import batch_text, candidate_text, checkpointing_cell, install_text
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import Candidate
 from autotune.space.sharding.sharding import engine_name, sharding_of
@@ -185,7 +185,7 @@ def _row(plan: MachinePlan) -> MachineRow:
 def _short(candidate: Candidate, devices: int) -> str:
     values, sharding = candidate.values, sharding_of(candidate.values, devices)
     again = values.get(CHECKPOINTING)
-    words = ["ckpt" if again is True else f"ckpt {cell(again)}"] if again else []
+    words = ["ckpt" if again is True else f"ckpt {checkpointing_cell(again)}"] if again else []
     words += [engine_name(sharding)] if devices > 1 else []
     words += ["activations offloaded"] if values.get("activation_offloading") else []
     return ", ".join([batch_text(candidate), *words])

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from autotune.job.job import KnobValue
 from autotune.plan.choices import differing
 from autotune.space.bind import SearchSpace
-from autotune.space.checkpointing import CHECKPOINTING, phrase
+from autotune.space.checkpointing import CHECKPOINTING, EVERY, OFFLOAD, SELECTIVE
 from autotune.space.knobs import (
     ACCUMULATION,
     FLAG_WORDS,
@@ -74,7 +75,7 @@ def candidate_text(candidate: Candidate, space: SearchSpace, devices: int) -> st
     group_by_length`."""
     head = f"{batch_text(candidate)}{_sharding_text(candidate, devices)}"
     if CHECKPOINTING in candidate.values:
-        head = f"{head} {phrase(candidate[CHECKPOINTING])}"
+        head = f"{head} {checkpointing_phrase(candidate[CHECKPOINTING])}"
     return ", ".join([head, *other_words(candidate, space)])
 
 
@@ -116,3 +117,18 @@ def tuning_text(tuning: str) -> str:
 def install_text(packages: Sequence[str]) -> str:
     """Return `Install on the training machine: flash-attn.`"""
     return f"Install on the training machine: {', '.join(packages)}."
+
+
+_LEVELS = {None: "-", True: "yes", False: "no", SELECTIVE: "sel", OFFLOAD: "offl"}
+
+
+def checkpointing_cell(value: Any) -> str:
+    """Return a level of checkpointing as a table has it."""
+    return f"1/{EVERY[value]}" if value in EVERY else _LEVELS[value]
+
+
+def checkpointing_phrase(value: Any) -> str:
+    """Return a level of checkpointing as it stands behind a batch."""
+    words = {SELECTIVE: "selective ", OFFLOAD: "offloaded "}
+    kind = f"{checkpointing_cell(value)} " if value in EVERY else words.get(value, "")
+    return f"with {kind}checkpointing" if value else "without checkpointing"

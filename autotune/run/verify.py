@@ -247,7 +247,7 @@ def _prepare_data(
         timed_steps=steps_to_time(ranked),
         eval_batch=_eval_batch(job, ranked),
         rows_total=facts.data.rows,
-        processes=launched.replicas,
+        processes=launched.sharding.replicas,
         make_weights=[folder for folder in folders if not has_weights(Path(folder))],
         environment=device_environment(facts.device, 1),
     )

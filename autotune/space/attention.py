@@ -102,14 +102,14 @@ def is_flash(kernel: object) -> bool:
 
 def flash_facts(facts: Facts) -> dict[str, bool]:
     """Return what rules may ask: whether each FlashAttention is there, or taken to be, and runs."""
-    return {f"stack.{one.value}": _refusal(one, one.value, facts) is None for one in FLASH}
+    return {f"stack.{f.value}": _refusal(f, f.value, facts) is None for f in FLASH}
 
 
 def attention_rules(job: Job, facts: Facts) -> Iterator[Rule]:
     """Yield which kernels of attention are no candidates, and why."""
-    asked = [job.fixed.get(ATTENTION), *job.recipe.get(ATTENTION, ())]
-    named: list[KnobValue] = [name for name in asked if str(name).startswith(HUB)]
-    every = [*_OF_VALUE, *named]
+    values = [job.fixed.get(ATTENTION), *job.recipe.get(ATTENTION, ())]
+    hub_names: list[KnobValue] = [name for name in values if str(name).startswith(HUB)]
+    every = [*_OF_VALUE, *hub_names]
     yield Rule(
         forbid={ATTENTION: every, "device.kind": "cpu"}, reason="FlashAttention runs on GPUs only"
     )

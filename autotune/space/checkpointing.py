@@ -34,8 +34,8 @@ def checkpointing_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def contradicts(arguments: Any) -> bool:
     """True if a job's own arguments of checkpointing say what the knob says."""
-    said = {name for own in _ARGUMENTS.values() for name in own}
-    return isinstance(arguments, Mapping) and not said.isdisjoint(arguments)
+    names = {name for fields in _ARGUMENTS.values() for name in fields}
+    return isinstance(arguments, Mapping) and not names.isdisjoint(arguments)
 
 
 def value_in(config: Mapping[str, Any]) -> Any:
@@ -44,8 +44,8 @@ def value_in(config: Mapping[str, Any]) -> Any:
     if not _field(config, CHECKPOINTING):
         return False
     arguments = _field(config, KWARGS) or {}
-    said = (value for value, own in _ARGUMENTS.items() if own.items() <= arguments.items())
-    return next(said, True)
+    levels = (level for level, own in _ARGUMENTS.items() if own.items() <= arguments.items())
+    return next(levels, True)
 
 
 def _field(config: Mapping[str, Any], name: str) -> Any:
@@ -77,18 +77,3 @@ def memory_rank(value: Any) -> int:
 def keeps_activations_away(values: Mapping[str, Any]) -> bool:
     """True if activations wait on the host."""
     return values.get("activation_offloading") is True or values.get(CHECKPOINTING) == OFFLOAD
-
-
-_CELLS = {None: "-", True: "yes", False: "no", SELECTIVE: "sel", OFFLOAD: "offl"}
-
-
-def cell(value: Any) -> str:
-    """Return a value as a table has it."""
-    return f"1/{EVERY[value]}" if value in EVERY else _CELLS[value]
-
-
-def phrase(value: Any) -> str:
-    """Return a value as it stands behind a batch."""
-    words = {SELECTIVE: "selective ", OFFLOAD: "offloaded "}
-    kind = f"{cell(value)} " if value in EVERY else words.get(value, "")
-    return f"with {kind}checkpointing" if value else "without checkpointing"

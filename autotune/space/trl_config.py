@@ -83,11 +83,6 @@ class Settings:
         return self.sharding.num_processes
 
     @property
-    def replicas(self) -> int:
-        """Number of groups of processes that have rows of their own."""
-        return self.sharding.replicas
-
-    @property
     def teacher_bytes(self) -> int:
         """Bytes of the weights of a model that teaches; 0: none does."""
         if self.facts.model.teacher is None:

@@ -37,8 +37,8 @@ from trl import (
 try:
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 except ModuleNotFoundError:
-    told = "TRL has PPO up to 1.12: `pip install trl==1.12.0`, in an environment of its own"
-    raise SystemExit(f"train_ppo.py: {told}") from None
+    reason = "TRL has PPO up to 1.12: `pip install trl==1.12.0`, in an environment of its own"
+    raise SystemExit(f"train_ppo.py: {reason}") from None
 
 UNUSED = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>")
 """Tokens that are in vocabularies for such purposes."""
@@ -46,7 +46,7 @@ UNUSED = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>")
 
 @dataclass
 class PPOScriptArguments(ScriptArguments):
-    """What is no field of PPOConfig or ModelConfig."""
+    """Fields that neither PPOConfig nor ModelConfig has."""
 
     copy_reference: bool = field(
         default=False,

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import user_error
-from autotune.job.methods import METHODS
+from autotune.job.methods import EXPERIMENTAL, METHODS
 from autotune.job.yaml_file import parse_scalar
 from autotune.space.foreign.launch import (
     COUNTS,
@@ -23,7 +23,7 @@ from autotune.space.foreign.launch import (
     without,
     without_counts,
 )
-from autotune.space.foreign.tool import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, TRL, Tool, tool, words
+from autotune.space.foreign.tool import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, TRL, Tool, tool
 from autotune.space.sharding.sharding import DISTRIBUTED_TYPE, FSDP
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -52,8 +52,6 @@ _TOOLS = {
     "axolotl": AXOLOTL,
     "tune": TORCHTUNE,
 }
-NOT_BUILT = words("orpo cpo bco gkd gold nash_md online_dpo prm xpo minillm sdft sdpo tpo")
-"""Trainers of TRL that no method is for."""
 _TEXT_SUFFIXES = (".yaml", ".yml", ".json")
 MOST_WORDS = 2000
 
@@ -149,7 +147,7 @@ def _starts(rest: list[str]) -> bool:
     """True if the words begin with a launcher, a tool's command, a module or a script."""
     name, after = _program(rest[0]), "".join(rest[1:2])
     if name in _TOOLS:
-        return after in (*METHODS, *NOT_BUILT, "run", "train")
+        return after in (*METHODS, *EXPERIMENTAL, "run", "train")
     module = name == "-m" and _MODULE.fullmatch(after) is not None
     return module or rest[0].endswith(".py") or bool(_launcher(list(rest)))
 
@@ -196,9 +194,9 @@ def _read_program(rest: list[str], command: Command, read: Read) -> None:
         command.tool = tool(AXOLOTL)
     if name in METHODS or name.removeprefix("trl.scripts.") in METHODS:
         command.tool, command.method = tool(TRL), name.removeprefix("trl.scripts.")
-    if name in NOT_BUILT:
+    if name in EXPERIMENTAL:
         command.method = name
-    if command.file == TRL and rest and rest[0] in (*METHODS, *NOT_BUILT):
+    if command.file == TRL and rest and rest[0] in (*METHODS, *EXPERIMENTAL):
         command.method = rest.pop(0)
     elif command.file == TORCHTUNE and rest[:1] == ["run"]:
         rest.pop(0)

@@ -13,12 +13,13 @@ from typing import Any
 from autotune.errors import Problem, UserError, user_error
 from autotune.facts.stack import field_defaults
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.definition import load_definition
 from autotune.space.foreign import as_is, launch, readers
 from autotune.space.foreign.batch import Rows, set_rows, share_rows
 from autotune.space.foreign.command_line import Command
 from autotune.space.foreign.fields import CARRIED, NOTHING, SEARCHED, UNKNOWN, Fate, Imported
-from autotune.space.foreign.launch import CHECKPOINTING, Launch, Read
+from autotune.space.foreign.launch import Launch, Read
 from autotune.space.foreign.owner import is_registry, part_of, refuse_part, tool_of
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.secrets import without_secret

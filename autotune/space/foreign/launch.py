@@ -10,6 +10,7 @@ from typing import Any
 from autotune.errors import user_error
 from autotune.facts.stack import source_of
 from autotune.job.yaml_file import parse_yaml
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.foreign.fields import CARRIED, LEARNING, LEFT, MEMORY, NOTHING, SEARCHED, Fate
 from autotune.space.foreign.tool import effect_of, table
 from autotune.space.sharding.sharding import (
@@ -27,7 +28,6 @@ OF_ALL, _OF_EACH = "num_processes", ("nproc_per_node", "num_gpus")
 _NODES = ("num_machines", "nnodes", "num_nodes")
 COUNTS = frozenset({OF_ALL, *_OF_EACH, *_NODES})
 """Settings of launchers that TRL and Axolotl take among their own."""
-CHECKPOINTING = "gradient_checkpointing"
 _ACCELERATE = "accelerate_config"
 _BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 _KINDS = {"use_deepspeed": DEEPSPEED, "use_fsdp": FSDP}

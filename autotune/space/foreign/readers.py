@@ -8,6 +8,7 @@ from typing import Any
 from autotune.facts.known_models import known_model
 from autotune.facts.stack import missing, training_fields
 from autotune.job.methods import METHODS
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.foreign import datasets
 from autotune.space.foreign.fields import LEARNING, MEMORY, NOTHING
 from autotune.space.foreign.owner import COMPONENT
@@ -106,9 +107,9 @@ def _read_axolotl(reading: Reading) -> None:
     if reading.job["precision"] != "fp32":
         _set_half(reading, "Axolotl loads all weights in it")
     _read_length(reading, "sequence_len", 512)
-    how = str(reading.given("gradient_checkpointing"))
+    how = str(reading.given(CHECKPOINTING))
     if how in ("offload", "unsloth", "offload_disk"):
-        reading.place("gradient_checkpointing", "gradient_checkpointing", True)
+        reading.place(CHECKPOINTING, CHECKPOINTING, True)
         if reading.as_is and (place := reading.path_of("activation_offloading")):
             reading.assume(place, True, f"`gradient_checkpointing: {how}` keeps them off the GPU")
     section = reading.given("trl")
