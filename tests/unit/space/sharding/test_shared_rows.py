@@ -45,7 +45,7 @@ def test_the_batch_stays_and_each_group_has_its_part(knob, engine):
     assert {rows_of_step(one, 8) for one in bound.candidates} == {16}
     assert {one.micro_batch for one in bound.candidates} == {1, 2, 4, 8}
     chosen = bound.settings(bound.candidates[0])
-    assert (chosen.processes, chosen.replicas) == (8, 2)
+    assert (chosen.processes, chosen.sharding.replicas) == (8, 2)
     assert chosen.config["pad_to_multiple_of"] == (8 if knob == "cp_size" else 4)
     assert engine_name(chosen.sharding).endswith(f", {knob} 4")
     assert "cp_size" not in space()[1].candidates[0].values
