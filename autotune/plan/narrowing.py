@@ -5,18 +5,17 @@ A run probes these values all the same; so does `autotune plan --all`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from autotune.estimate.variant import liger_is_traced
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue
+from autotune.plan.variants import traces_liger
 from autotune.probe.throughput import passes
 from autotune.space.attention import ATTENTION, FLASH, flash_facts, is_flash
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.checkpointing import keeps_activations_away
 from autotune.space.definition import SpaceDefinition
 from autotune.space.knobs import COMPILES, EXPERT_KERNELS, SAMPLING, Candidate, Knob
-from autotune.space.packages import package_facts
 from autotune.space.sharding.sharding import sharding_of
 
 SAME_ESTIMATES = ("dataloader_num_workers", COMPILES, EXPERT_KERNELS)
@@ -50,42 +49,38 @@ def _left_out(job: Job, facts: Facts) -> Iterator[tuple[str, tuple[KnobValue, ..
         yield "optim", ("adamw_torch",)  # the same steps as fused, and copies besides
     if PADDING_FREE not in names and not facts.data.ragged:
         yield PADDING_FREE, (True,)  # rows of one length have no padding
-    if LIGER not in names and not _liger_is_traced(job, facts):
+    if LIGER not in names and not traces_liger(job, facts):
         yield LIGER, (True,)  # the same is estimated with and without
 
 
-def _liger_is_traced(job: Job, facts: Facts) -> bool:
-    """True if Liger's kernels are in the estimate."""
-    there = package_facts(facts)["stack.liger"]
-    fused = facts.stack.fused_head
-    return bool(there) and liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
-
-
 def _preferred_space(space: SearchSpace) -> SearchSpace:
-    """Return the space without candidates to which estimates prefer a similar one."""
-    return _with_precomputed_reference(_with_one_kernel(space))
+    """Return the space without candidates to which estimates prefer a similar one.
 
+    Liger's kernels take fewer bytes and less time. Log-probabilities of a reference that are
+    computed beforehand take as many passes or fewer, and none beside the training, where the data
+    are passed at least once.
+    """
 
-def _with_precomputed_reference(space: SearchSpace) -> SearchSpace:
-    """Return the space with the reference's log-probabilities computed beforehand, where the data
-    are passed at least once: that takes as many passes or fewer, and none beside the training."""
-    if PRECOMPUTED in named_knobs(space.job):
-        return space
-    precomputed_keys = {
-        key_without(c, PRECOMPUTED) for c in space.candidates if c.values.get(PRECOMPUTED)
-    }
-
-    def is_preferred(candidate: Candidate) -> bool:
-        if (
-            candidate.values.get(PRECOMPUTED)
-            or key_without(candidate, PRECOMPUTED) not in precomputed_keys
-        ):
-            return True
+    def is_passed_once(candidate: Candidate) -> bool:
         chosen = space.settings(candidate)
         rows = candidate.global_batch * chosen.sharding.replicas
-        return passes(chosen.config, rows, space.facts.data.rows) < 1
+        return passes(chosen.config, rows, space.facts.data.rows) >= 1
 
-    candidates = tuple(filter(is_preferred, space.candidates))
+    space = _with(LIGER, _with_one_kernel(space), lambda _: True)
+    return _with(PRECOMPUTED, space, is_passed_once)
+
+
+def _with(knob: str, space: SearchSpace, is_better: Callable[[Candidate], bool]) -> SearchSpace:
+    """Return the space without those candidates that are better with a flag which the job leaves
+    open."""
+    if knob in named_knobs(space.job):
+        return space
+    flagged = {key_without(c, knob) for c in space.candidates if c.values.get(knob)}
+    candidates = tuple(
+        c
+        for c in space.candidates
+        if c.values.get(knob) or key_without(c, knob) not in flagged or not is_better(c)
+    )
     return dataclasses.replace(space, candidates=candidates, stack_default=space.default())
 
 

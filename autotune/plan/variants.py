@@ -79,7 +79,8 @@ def variant_tasks(
     groups: dict[tuple[object, ...], list[_Traced]] = {}
     for candidate_settings in candidates:
         config, optim = traced_optimizer(candidate_settings.config)
-        traced = traced_config(config, liger=_liger_is_traced(candidate_settings))
+        liger = traces_liger(candidate_settings.job, candidate_settings.facts)
+        traced = traced_config(config, liger=liger)
         point = _point(candidate_settings, optim)
         group = _trace_group(candidate_settings, point)
         without_cudnn = CUDNN_LAST in candidate_settings.environment
@@ -89,10 +90,10 @@ def variant_tasks(
     return [_task(group, paths, limit) for group in groups.values()]
 
 
-def _liger_is_traced(candidate_settings: Settings) -> bool:
-    facts = candidate_settings.facts
+def traces_liger(job: Job, facts: Facts) -> bool:
+    """True if Liger's kernels are in the estimates of a job's candidates that have them."""
     fused = facts.stack.fused_head
-    return liger_is_traced(candidate_settings.job.method, facts.model.model_type, fused_head=fused)
+    return liger_is_traced(job.method, facts.model.model_type, fused_head=fused)
 
 
 def _trace_group(candidate_settings: Settings, point: dict[str, Any]) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from autotune.process.limits import Ending, Limits, signal_name
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.progress import ending_of
 from autotune.process.run_folder import RunFolder
+from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.job_file.online import refuse_unrewarded
 from autotune.space.knobs import ACCUMULATION, GROUP
 from autotune.space.trl_config import device_environment
@@ -189,6 +190,8 @@ def _pinned_fields(job: Job) -> dict[str, Any]:
     number of micro-batches of a step is searched: here as many as make whole groups of
     completions."""
     fields = {n: v for n, v in job.fixed.items() if n in stack.training_fields(job.method)}
+    if CHECKPOINTING in fields:  # a level of it takes two fields
+        fields[CHECKPOINTING] = bool(fields[CHECKPOINTING])
     if GROUP not in METHODS[job.method].knobs:
         return fields
     group = fields.get(GROUP) or job.training.get(GROUP) or USUAL_GROUP

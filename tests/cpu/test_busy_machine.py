@@ -37,6 +37,7 @@ def test_a_probe_beside_processes_that_take_the_cores_is_busy(autotune: Command)
     assert found["tokens_per_s"] > 0 and found["peak_memory_bytes"] > 0
 
 
+@pytest.mark.nightly("launches")
 @pytest.mark.usefixtures("quiet_counts", "hogs")
 def test_noise_that_is_accepted_ranks_and_is_never_called_verified(autotune: Command) -> None:
     write_job(autotune.folder, budget={"probes": 2, "minutes": 5}, fixed=FEW)

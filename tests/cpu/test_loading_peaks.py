@@ -18,6 +18,7 @@ from autotune.estimate.formula.loading import Loaded, on_device, on_host
 from autotune.facts.model import survey_model
 from autotune.space.quantization import FOUR_BITS, base_bytes
 from autotune.space.sharding.sharding import Sharding
+from tests.guards import some_of
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,7 @@ PACKED = {
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000},
     **{"num_local_experts": 8, "num_experts_per_tok": 2},
 }
+LOADED = [("dense", None), ("dense", 4), ("dense", 8), ("mixture", None)]
 ALONE, MIB = Sharding(), 2**20
 
 
@@ -96,9 +98,7 @@ def grown(folder: Path, bits: int | None = None, engine: str = "") -> list[int]:
     return [json.loads(line)["grown"] for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"), [("dense", None), ("dense", 4), ("dense", 8), ("mixture", None)]
-)
+@pytest.mark.parametrize(("name", "bits"), some_of(LOADED, [("dense", None)], "exactness"))
 def test_one_process_takes_what_is_expected_of_a_device(
     models: Path, name: str, bits: int | None
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_file_of_the_same_type_is_only_mapped(models: Path) -> None:
     assert took < 6 * MIB
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", some_of(["float32", "bfloat16"], {"float32"}, "ranks"))
 def test_each_rank_of_fsdp_makes_a_whole_model_of_another_type(models: Path, stored: str) -> None:
     """In spite of `cpu_ram_efficient_loading`."""
     folder = models / f"dense-{stored}"
@@ -123,6 +123,7 @@ def test_each_rank_of_fsdp_makes_a_whole_model_of_another_type(models: Path, sto
     assert expected * 0.98 <= took < 1.03 * expected + 12 * MIB
 
 
+@pytest.mark.nightly("ranks")
 def test_a_rank_of_zero_3_holds_its_part_and_twice_the_largest_weight(models: Path) -> None:
     folder = models / "dense-bfloat16"
     sharding = of_ranks(distributed_type="DEEPSPEED", zero_stage=3)

@@ -12,15 +12,21 @@ import pytest
 from autotune.process.child_server import ChildServer
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.space.sharding.sharding import Sharding
-from tests.cpu.test_estimate_scaling import CUDA, Case, estimate_request, write_rows
+from tests.cpu.test_estimate_scaling import (
+    CUDA,
+    Case,
+    checkpointing_of,
+    estimate_request,
+    write_rows,
+)
 from tests.cpu.test_sharded_estimates import BF16, deepspeed, replies_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly("exactness")]
 
-LAYERS = 15
+LAYERS = 19
 WORKER = "tests.cpu.test_sharding_depths:compare"
 SHARDINGS: dict[str, dict[str, Any]] = {
-    "fsdp": {"distributed_type": "FSDP", "num_processes": 8},
+    "fsdp, every 4th layer": {"distributed_type": "FSDP", "num_processes": 8},
     "zero 3": {"distributed_type": "DEEPSPEED", "num_processes": 2, "zero_stage": 3},
 }
 SIZES = {
@@ -33,7 +39,7 @@ SIZES = {
 }
 """Of stage 3, in weights: those of five layers at once, as of a large model."""
 
-CLOSE = {"fsdp": 0.03, "zero 3": 0.01}
+CLOSE = {"fsdp, every 4th layer": 0.03, "zero 3": 0.01}
 """Of phases. With one group of weights for any depth, stage 3's step would be 2.6% too high."""
 
 
@@ -45,7 +51,8 @@ def compare(path: Path) -> None:
     folder = ChildFolder(path=path)
     asked: dict[str, Any] = read_json(folder.request) or {}
     sharding = Sharding(**asked["sharding"])
-    largest = Case(config=BF16, rows=5, cuda=CUDA)
+    config = BF16 if sharding.zero_stage else {**BF16, **checkpointing_of("every_4")}
+    largest = Case(config=config, rows=5, cuda=CUDA)
     request = estimate_request(largest, asked["model"], write_rows(largest, path / "rows"))
     smallest = estimate_request(dataclasses.replace(largest, rows=2), asked["model"], request.rows)
     request = dataclasses.replace(
@@ -98,4 +105,4 @@ def test_few_layers_and_other_micro_batches_tell_the_peak_with_all(
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_the_work_is_that_of_all_layers(replies: dict[str, Any], name: str) -> None:
     for few, whole in zip(replies[name]["few work"], replies[name]["whole work"], strict=True):
-        assert few == pytest.approx(whole, rel=0.03)
+        assert few == pytest.approx(whole, rel=0.04)

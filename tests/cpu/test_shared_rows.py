@@ -48,6 +48,7 @@ def trained(model: Path, **sharding: Any) -> dict[str, Any]:
     return reply
 
 
+@pytest.mark.nightly("ranks")
 def test_two_ranks_that_share_rows_learn_as_one_process(model: Path) -> None:
     alone, shared = trained(model), trained(model, **SHARED, zero_stage=3)
     assert shared["loss"] == pytest.approx(alone["loss"], rel=1e-5)

@@ -139,6 +139,7 @@ def test_a_plan_is_followed_waited_for_and_fetched(service_url: Served) -> None:
     assert "bundle/launch.sh" in names
 
 
+@pytest.mark.nightly("service")
 def test_a_service_prints_of_several_machines_what_the_command_does(
     service_url: Served, tmp_path: Path
 ) -> None:

@@ -137,7 +137,7 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         models = build()
     if request.layers is not None:
         full_models = build()
-        period = period_of(request.config)
+        period = period_of(request.config) if request.sharding is None else 1  # none are copied
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
         alike = [module for module in full_models.modules() if module in full_models.alike]
         if len({len(signatures(module)) for module in alike}) != 1:
