@@ -7,7 +7,7 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.records.events import LOADING
 from autotune.facts.utilisation import mfu_of
 from autotune.plan.answer import Answer, OtherDtype, speed_error
-from autotune.plan.choices import Choice, leanness
+from autotune.plan.choices import Choice, is_safe, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
 from autotune.report.advice import advice_lines, holder_line
@@ -203,7 +203,7 @@ def other_tuning_line(tuning: str, plan: Plan) -> str:
         text = _text(plan, plan.answer.choice)
         return f"{name}: {text}: {_figures(plan, plan.answer)}."
     candidate, estimate = min(plan.ranked(), key=leanness)
-    word = "is not safe" if estimate.fits else "does not fit"
+    word = "fits" if is_safe(estimate) else "is not safe" if estimate.fits else "does not fit"
     return f"{name} {word}. {shortfall_text(plan, candidate, estimate)}"
 
 

@@ -126,6 +126,12 @@ def attention_rules(job: Job, facts: Facts) -> Iterator[Rule]:
         forbid={ATTENTION: every, **wide},
         reason=f"FlashAttention computes in bf16 or fp16 only{why}",
     )
+    if facts.model.flash_kernels and job.tuning == "full":
+        yield Rule(
+            forbid={ATTENTION: every},
+            reason="FlashAttention gives this architecture's sinks no gradient, and full tuning "
+            "trains them",
+        )
     for kernel in every:
         flash = flash_of(kernel)
         reason = None if flash is None else _refusal(flash, str(kernel), facts)
@@ -155,6 +161,8 @@ def _refusal(flash: Flash, kernel: str, facts: Facts) -> str | None:
     takes = facts.model.flash_kernels
     if takes and {*takes}.isdisjoint(_names(flash, kernel)):
         return f"{title} does not compute this architecture's attention ({', '.join(takes)} do)"
+    if takes and flash.number == 4 and (facts.device.capability or (9, 0)) >= (12, 0):
+        return f"{title} computes no sinks of attention on this GPU (on 9.0 to 11.0 it does)"
     if not flash.runs(facts):
         return f"{title} does not run on this GPU ({flash.where})"
     sources = _sources(flash, kernel, facts)

@@ -165,6 +165,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
         context = {**fixed_facts, **{k.name: k.values[0] for k in knobs if len(k.values) == 1}}
         if all(condition_holds(c, context.get(n), context) for n, c in knob.only_if.items()):
             knobs.append(_bind_knob(knob, shape, facts, {k.name: k.values for k in knobs}))
+    _check_recipe(definition, knobs, job, fixed_facts)
     _check_batch(knobs, shape)
     positions = Positions.of(job, facts)
     _check_positions(knobs, positions)
@@ -232,6 +233,23 @@ def _check_device(job: Job, device: DeviceFacts) -> None:
         )
         for name, kind in (("tf32", "TF32"), ("bf16_full_eval", "bf16"))
         if job.training.get(name) is True and (cuda or name == "tf32")
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
+def _check_recipe(
+    definition: SpaceDefinition, knobs: list[BoundKnob], job: Job, facts: Mapping[str, Any]
+) -> None:
+    """Refuse a choice of what is learned that the model or the stack has no place for."""
+    bound = {knob.name for knob in knobs}
+    problems = [
+        Problem(where=f"{section}: {knob.name}", what=f"it needs `{name}: {str(needed).lower()}`")
+        for section, pins in (("fixed", job.fixed), ("recipe", job.recipe))
+        for knob in definition.knobs
+        if knob.name in pins and knob.kind == "recipe" and knob.name not in bound
+        for name, needed in knob.only_if.items()
+        if name in facts and not condition_holds(needed, facts[name], facts)
     ]
     if problems:
         raise UserError(*problems)

@@ -43,7 +43,9 @@ def value_in(config: Mapping[str, Any]) -> Any:
     its stack has them."""
     if not _field(config, CHECKPOINTING):
         return False
-    arguments = _field(config, KWARGS) or {}
+    arguments = _field(config, KWARGS)
+    if not isinstance(arguments, Mapping):
+        return True
     levels = (level for level, own in _ARGUMENTS.items() if own.items() <= arguments.items())
     return next(levels, True)
 

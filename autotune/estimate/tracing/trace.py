@@ -137,7 +137,8 @@ def models_of(request: TracedTrainer, training: Any, model: Any) -> Models:
         models = build()
     if request.layers is not None:
         full_models = build()
-        period = period_of(request.config) if request.sharding is None else 1  # none are copied
+        sharded = isinstance(request, TraceRequest) and request.sharding is not None
+        period = 1 if sharded else period_of(request.config)  # no layers of engines are copied
         layers, full_layers = signatures(models.policy), signatures(full_models.policy)
         alike = [module for module in full_models.modules() if module in full_models.alike]
         if len({len(signatures(module)) for module in alike}) != 1:

@@ -107,7 +107,7 @@ def _say_parallel(
     """
     micro, rows = counts
     named = " and ".join(f"{axis} parallelism of {n}" for axis, n in sizes.items() if n > 1)
-    what = f"{named}: not built, a job's devices have whole rows each"
+    what = f"{named}: not carried (accelerate's file divides rows), each device has whole rows"
     if rows % (micro * devices if reading.as_is else devices):
         more = f", and {rows} rows a step cannot be divided among {devices} devices"
         hint = (

@@ -194,8 +194,8 @@ def _read_program(rest: list[str], command: Command, read: Read) -> None:
         command.tool = tool(AXOLOTL)
     if name in METHODS or name.removeprefix("trl.scripts.") in METHODS:
         command.tool, command.method = tool(TRL), name.removeprefix("trl.scripts.")
-    if name in EXPERIMENTAL:
-        command.method = name
+    if (last := name.rpartition(".")[2]) in EXPERIMENTAL:
+        command.method = last
     if command.file == TRL and rest and rest[0] in (*METHODS, *EXPERIMENTAL):
         command.method = rest.pop(0)
     elif command.file == TORCHTUNE and rest[:1] == ["run"]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.errors import Problem, UserError, user_error
 from autotune.facts.stack import field_defaults
-from autotune.job.methods import METHODS
+from autotune.job.methods import BY_SCRIPT, EXPERIMENTAL, METHODS
 from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.definition import load_definition
 from autotune.space.foreign import as_is, launch, readers
@@ -33,6 +33,8 @@ _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
 _OTHER = (
     "`--method` says another: {}; a command is searched as it is by `autotune run --command -- ...`"
 )
+_OF_OTHER_TEACHERS = ("lmbda", "seq_kd", "loss_top_k", "use_teacher_server")
+"""Fields of trainers with a teacher that are not `DistillationTrainer`."""
 _WARMUPS = ("warmup_steps", "warmup_ratio")
 _FIRST = (
     *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
@@ -109,6 +111,7 @@ def import_job(
     for part in (*(_launch_of(file, read) for file in files), settings, command.launch):
         found = found.joined(part)
     found = _with_wishes(found, wishes)
+    reading.place_level()
     readers.read(reading)
     found = _make_job(reading, found)
     if reading.problems:
@@ -188,15 +191,22 @@ def _method(trainer: GivenFile, owner: Tool, wishes: Wishes) -> str:
     data = readers.fields_of(owner, trainer.data)
     last = trainer.name.replace("\\", "/").rpartition("/")[2]
     method = wishes.method or readers.method_of(owner, data) or named.get(last)
+    others = [name for name in _OF_OTHER_TEACHERS if name in data]
+    if method == "distillation" and others:
+        what = f"`{others[0]}` is of a trainer of `trl.experimental`, which no method is for"
+        raise user_error(what, where=trainer.name, hint=BY_SCRIPT)
     if method in METHODS:
         return str(method)
     methods = ", ".join(METHODS)
     if method:
-        raise user_error(f"{method[:80]} is not a method of autotune ({methods})", where="--method")
+        what = f"{method[:80]} is not a method of autotune ({methods})"
+        where = "--method" if wishes.method else trainer.name
+        raise user_error(what, where=where, hint=BY_SCRIPT if method in EXPERIMENTAL else None)
     value = data.get(owner.says_method) if owner.says_method else None
     if value is not None:
         what = f"autotune cannot train this: `{owner.says_method}: {str(value)[:80]}`"
-        raise user_error(what, where=trainer.name, hint=_OTHER.format(methods))
+        hint = BY_SCRIPT if str(value) in EXPERIMENTAL else _OTHER.format(methods)
+        raise user_error(what, where=trainer.name, hint=hint)
     what = "it does not name the training method"
     hint = f"add `--method sft` (or another of {methods})"
     raise user_error(what, where=trainer.name, hint=hint)

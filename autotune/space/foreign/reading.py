@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import Problem
-from autotune.facts.stack import canonical_name, field_types, training_fields
+from autotune.facts.stack import canonical_name, field_name, field_types, training_fields
 from autotune.job.job import Job
 from autotune.job.methods import METHODS, Method
+from autotune.space.checkpointing import CHECKPOINTING, KWARGS, value_in
 from autotune.space.definition import SpaceDefinition
 from autotune.space.foreign.fields import (
     CARRIED,
@@ -246,6 +247,18 @@ class Reading:
         if numeric and _NUMBER.fullmatch(value):
             return int(value) if value.isdecimal() else float(value)
         return value
+
+    def place_level(self) -> None:
+        """Place the arguments of checkpointing that say which layers: the knob has a value for
+        each."""
+        fields, knob = frozenset(self.data), self.definition.knob(CHECKPOINTING)
+        switched, arguments = (field_name(name, fields) for name in (CHECKPOINTING, KWARGS))
+        level = value_in({switched: True, **self.data})
+        if knob is None or not isinstance(level, str):
+            return
+        self._place_knob(arguments, CHECKPOINTING, level, knob)
+        fate = self.fates[arguments]
+        self.end(switched, fate.kind, fate.detail, fate.changes)
 
     def counted(self, field: str, default: int) -> int:
         """Return a whole number above 0 of theirs; where it is not one, that is a problem."""

@@ -15,7 +15,7 @@ from autotune.job.job import Job
 from autotune.job.methods import BY_SCRIPT, EXPERIMENTAL, METHODS, SFT
 from autotune.job.paths import absolute_path, exists, resolve_path, why_not_literal
 from autotune.space.batch_checks import batch_problems
-from autotune.space.checkpointing import KWARGS, contradicts
+from autotune.space.checkpointing import CHECKPOINTING, KWARGS, contradicts, value_in
 from autotune.space.definition import SpaceDefinition, knob_types, load_definition
 from autotune.space.foreign.fields import Imported
 from autotune.space.job_file.given_file import given_data
@@ -221,7 +221,8 @@ class _Loading(Draft):
             self._report(path, what, home or self._nearest(name, self._fields))
         elif canonical_name(name) == KWARGS and contradicts(value):
             what = f"`{name}` says which layers are checkpointed, and that is searched"
-            self._report(path, what, "pin it: `fixed: {gradient_checkpointing: every_2}`")
+            level = value_in({CHECKPOINTING: True, KWARGS: value})
+            self._report(path, what, f"pin it: `fixed: {{{CHECKPOINTING}: {level}}}`")
         elif not is_plain(value):
             what = f"`{name}` must be plain finite data, but got `{as_yaml(value)}`"
             self._report(path, what)

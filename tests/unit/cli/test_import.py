@@ -372,7 +372,7 @@ def test_a_row_over_several_devices_ends_in_words_or_is_planned_so() -> None:
         text = f"{axolotl}{PARALLEL}gradient_accumulation_steps: 1\n"
         Path("axolotl.yaml").write_text(text, encoding="utf-8")
         what = refused("import", "--as-is", "axolotl.yaml", *devices)
-        assert "context parallelism of 2 and tensor parallelism of 2: not built" in what
+        assert "context parallelism of 2 and tensor parallelism of 2: not carried" in what
         assert "2 rows a step cannot be divided among 8 devices" in what
     text = f"{axolotl}{PARALLEL}gradient_accumulation_steps: 4\n"
     job = as_is("axolotl.yaml", axolotl_yaml=text)["job"]

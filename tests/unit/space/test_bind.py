@@ -256,3 +256,9 @@ def test_a_batch_that_cannot_be_exact_is_a_users_error_with_the_nearest_values()
         make_space(make_job(global_batch_size="9500 tokens", max_length=1000))
     with pytest.raises(UserError, match="the nearest possible values are 2 or 4"):
         make_space(make_job(fixed={MICRO_BATCH: 3}))
+
+
+def test_a_choice_of_what_is_learned_that_the_model_has_no_place_for_is_refused():
+    job = make_job(tuning="lora", recipe={"lora_target_parameters": ["experts"]})
+    with pytest.raises(UserError, match=r"needs `model\.experts: true`"):
+        make_space(job)

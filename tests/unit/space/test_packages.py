@@ -151,17 +151,18 @@ def test_an_architecture_with_sinks_has_the_kernels_that_compute_them():
     lists = ("kernels-community/vllm-flash-attn3", "flash_attention_4")
     model = replace(HERE.model, sdpa=False, flash_kernels=lists)
     facts = replace(HERE, model=model, stack=replace(SERVED, assumed=True))
-    assert kernels(make_space(make_job(), facts)) == {
-        "flash_attention_3",
-        "flash_attention_4",
-        "eager",
-    }
+    assert kernels(make_space(make_job(), facts)) == {"eager"}  # which gives sinks a gradient
+    job = make_job(tuning="lora")
+    both = {"flash_attention_3", "flash_attention_4", "eager"}
+    assert kernels(make_space(job, facts)) == both
+    newer = replace(facts, device=replace(facts.device, capability=(12, 0)))
+    assert kernels(make_space(job, newer)) == {"eager"}
     third = make_candidate(attn_implementation="flash_attention_3")
-    assert packages_to_install(make_job(), facts, third) == ["kernels>=0.18.2,<0.19.0"]
+    assert packages_to_install(job, facts, third) == ["kernels>=0.18.2,<0.19.0"]
     packed = replace(facts, model=replace(model, dequantized_from="mxfp4"))
-    assert kernels(make_space(make_job(), packed)) == {"flash_attention_4", "eager"}
+    assert kernels(make_space(job, packed)) == {"flash_attention_4", "eager"}
     fourth = make_candidate(attn_implementation="flash_attention_4")
-    assert packages_to_install(make_job(), packed, fourth) == ["flash-attn-4"]
+    assert packages_to_install(job, packed, fourth) == ["flash-attn-4"]
     there = replace(packed, stack=replace(SERVED, absent=WITHOUT_KERNELS))
     with pytest.raises(UserError, match="pip uninstall kernels"):
         make_space(make_job(), there)

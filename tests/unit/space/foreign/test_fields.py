@@ -1,10 +1,11 @@
 """Fields of other tools that are carried, named or refused, through `autotune import`."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.unit.calling import refused
+from tests.unit.calling import call, refused
 from tests.unit.cli.test_import import ROWS, as_is, said
 from tests.unit.space.foreign.files import AXOLOTL, LLAMA_FACTORY, TORCHTUNE
 
@@ -21,6 +22,42 @@ def test_axolotls_checkpointing_that_offloads_is_both(how: str) -> None:
     both = told["job"]["fixed"] | told["job"]["training"]
     assert (both["gradient_checkpointing"], both["activation_offloading"]) == (True, True)
     assert f"`gradient_checkpointing: {how}` keeps them off the GPU" in said(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        ("{every_n_layers: 4, use_reentrant: false}", "every_4"),
+        ("{selective: true}", "selective"),
+        ("{offload: true}", "offload"),
+        ("{use_reentrant: false}", True),
+    ],
+)
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_trls_levels_of_checkpointing_are_values_of_the_knob(
+    name: str, arguments: str, level: object
+) -> None:
+    text = f"{ROWS}{name}: true\n{name}_kwargs: {arguments}\n"
+    told = as_is("--method=sft", "sft.yaml", sft_yaml=text)
+    assert told["job"]["fixed"]["gradient_checkpointing"] == level
+    Path("job.yaml").write_text(json.dumps(told["job"]), "utf-8")
+    assert call("validate", "job.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "trl", "orpo", "--model_name_or_path", "m"],
+        ["--", "python", "-m", "trl.experimental.orpo.orpo", "--model_name_or_path", "m"],
+        ["gkd.yaml", "--method", "distillation"],
+        ["axolotl.yaml"],
+    ],
+)
+def test_trainers_that_no_method_is_for_end_in_the_way_that_remains(words: list[str]) -> None:
+    teacher = "teacher_model_name_or_path: m\nlmbda: 0.5\n"
+    Path("gkd.yaml").write_text(ROWS + teacher, "utf-8")
+    Path("axolotl.yaml").write_text(f"{AXOLOTL}rl: orpo\n", "utf-8")
+    assert "docs/not_supported.md" in refused("import", *words)
 
 
 @pytest.mark.parametrize(("more", "length"), [("max_new_tokens: 512\n", 512), ("", 1024)])
