@@ -220,6 +220,7 @@ class PointReply(Message):
             passes; empty: nothing was traced of them.
         sample: (tokens, tokens with padding, how often) of the sample's micro-batches.
         masked: whether the micro-batches of the sample are padded.
+        worst_tokens: tokens with padding of the micro-batch that takes most; 0: see the sample.
         host_bytes: what offloading puts into the host's memory for this device.
         copied_bytes: what offloaded checkpointing copies there in a micro-step, and back.
         sigma: relative standard deviation of reserved bytes that were continued from fewer layers
@@ -242,6 +243,7 @@ class PointReply(Message):
     masked: bool
     method: str
     micro_peaks: list[dict[str, int]] = field(default_factory=list)
+    worst_tokens: int = 0
     host_bytes: int = 0
     copied_bytes: int = 0
     sigma: float = 0.0

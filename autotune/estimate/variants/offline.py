@@ -209,6 +209,7 @@ class OfflineEstimates(Retracing):
             sigma=self._data.order_sigma(point),
             sample=histogram(self._data.plan(point).sample),
             masked=self._data.padded(point),
+            worst_tokens=worst.tokens,
             copied_bytes=self._copied.get(worst, 0),
             host_bytes=self._pinned.get(worst, 0),
             method=self._method(worst.size in self._sizes[padded].direct and not replay.scaled),
