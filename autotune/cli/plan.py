@@ -183,7 +183,7 @@ def _refuse_together(
     hint = "name some with `--device h100,l40s`, or `--device all`"
     if several:
         what = "it is of one device, but several are compared"
-        hint = "name one device in --device, or leave it out"
+        hint = "name one device in --device (`--device h100 --devices 8`), or leave it out"
     for name, value in (alone if several else asked).items():
         if value:
             raise user_error(what, where=f"--{name.replace('_', '-')}", hint=hint)

@@ -179,7 +179,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     )
     if not candidates:
         decided = {**fixed_facts, **{k.name: k.values[0] for k in knobs if len(k.values) == 1}}
-        reasons = [exclusion.reason for exclusion in exclusions]
+        reasons = [*(enumeration.of_whole or enumeration.excluded)]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
     return SearchSpace(
         shape=shape,

@@ -38,6 +38,7 @@ class Enumeration:
 
     Attributes:
         excluded: how many candidates each reason took out.
+        of_whole: reasons that took out what no rule forbids.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Enumeration:
         self._knobs = [knob for knob in knobs if len(knob.values) != 1]
         self._shape, self._facts, self._positions = shape, facts, positions
         self.excluded: dict[str, int] = {}
+        self.of_whole: dict[str, None] = {}
         single_values = {knob.name: knob.values[0] for knob in knobs if len(knob.values) == 1}
         self._known: dict[str, Any] = {**fixed_facts, **single_values}
         self._rules: list[list[Rule]] = [[] for _ in range(len(self._knobs) + 1)]
@@ -110,21 +112,22 @@ class Enumeration:
         sequences = job.with_batch(batch).batch_sequences(length)
         count = accumulation(sequences, shape.replicas(values), micro) if sequences else None
         pinned = job.fixed.get(ACCUMULATION)
-        if (shared := shared_rows_problem(shape, self._facts, values)) is not None:
-            self._exclude(shared, len(self._knobs))
-        elif count is None:
-            uneven = "the micro-batch does not divide the global batch exactly"
-            self._exclude(uneven, len(self._knobs))
-        elif pinned is not None and pinned != count:
-            self._exclude(f"{ACCUMULATION} is pinned to {pinned}", len(self._knobs))
-        elif (
-            reason := self._positions.problem(values)
+        reason = shared_rows_problem(shape, self._facts, values)
+        if reason is None and count is None:
+            reason = "the micro-batch does not divide the global batch exactly"
+        if reason is None and pinned not in (None, count):
+            reason = f"{ACCUMULATION} is pinned to {pinned}"
+        reason = (
+            reason
+            or self._positions.problem(values)
             or completions_problem(shape, self._facts.data.rows, values, sequences or 0)
             or division_problem(shape, self._facts, values)
             or share_problem(shape, self._facts, values)
-        ) is not None:
+        )
+        if reason is not None:
+            self.of_whole[reason] = None
             self._exclude(reason, len(self._knobs))
-        else:
+        elif count is not None:
             yield Candidate(values=values, gradient_accumulation_steps=count)
 
     def _exclude(self, reason: str, depth: int) -> None:
@@ -152,7 +155,7 @@ def nothing_left(
     Args:
         context: facts, and knobs of one value.
         knob_names: names of the knobs that the job pins or lists.
-        reasons: of everything that was taken out.
+        reasons: of everything that was taken out; where some of it met all rules, of that.
     """
     decisive = [rule for rule in rules if rule.excludes(context)]
     unique_reasons = dict.fromkeys(rule.reason for rule in decisive) if decisive else reasons
