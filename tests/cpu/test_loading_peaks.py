@@ -98,10 +98,11 @@ def grown(folder: Path, bits: int | None = None, engine: str = "") -> list[int]:
     return [json.loads(line)["grown"] for line in lines]
 
 
-@pytest.mark.parametrize(("name", "bits"), some_of(LOADED, [("dense", None)], "exactness"))
+@pytest.mark.parametrize("kind", some_of(LOADED, [("dense", None)], "exactness"))
 def test_one_process_takes_what_is_expected_of_a_device(
-    models: Path, name: str, bits: int | None
+    models: Path, kind: tuple[str, int | None]
 ) -> None:
+    name, bits = kind
     folder = models / f"{name}-float32"
     expected = on_device(loaded(folder, bits), ALONE, "cpu")
     (took,) = grown(folder, bits)
