@@ -46,7 +46,7 @@ CHECKPOINTED = {
 }
 
 
-def checkpointing_of(value: str) -> dict[str, Any]:
+def checkpointing_of(value: object) -> dict[str, Any]:
     """The fields of a value of the knob."""
     return checkpointing_fields({**CHECKPOINTED, "gradient_checkpointing": value})
 
@@ -316,6 +316,22 @@ def test_checkpointing_of_some_layers_follows_from_few_layers_as_from_all(
     assert (copied > 0) == (name == "offloaded")
     # torch pins powers of two: here 8 MiB for each layer's input.
     assert pinned == (LAYERS * 2**23 if copied else 0)
+
+
+@pytest.mark.nightly("exactness")
+def test_selective_checkpointing_keeps_what_flash_attention_gives(
+    model: Path, server: ChildServer, tmp_path: Path
+) -> None:
+    peaks = {}
+    for kind in (True, "selective"):
+        (tmp_path / str(kind)).mkdir()
+        config = {**checkpointing_of(kind), **FLASH, "bf16": True}
+        worker = "tests.cpu.test_estimate_scaling:compare_depths"
+        case = Case(config, rows=14, shortest=260)
+        _, (_, found) = answered(case, model, server, tmp_path / str(kind), worker)
+        peaks[kind] = found[0][0]
+    kept = LAYERS * 14 * LONGEST * LLAMA["hidden_size"] * 2
+    assert kept < peaks["selective"] - peaks[True] < 1.3 * kept  # and sums in float32
 
 
 @pytest.mark.nightly("exactness")

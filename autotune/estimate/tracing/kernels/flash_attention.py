@@ -23,6 +23,8 @@ from autotune.training.patching import replaced, require
 IMPLEMENTATIONS = {f"flash_attention_{number}": number for number in (2, 3, 4)}
 """What `attn_implementation` calls them, and transformers' number of each."""
 _UTILS = "transformers.modeling_flash_attention_utils"
+_OPERATOR = "_flash_attention_forward"
+"""torch's own, which stands for the packages'."""
 _MULTIPLE = 8
 """Sizes of heads are padded to a multiple of this (flash_attn_interface.py)."""
 
@@ -34,6 +36,28 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
     if implementation not in IMPLEMENTATIONS:
         yield
         return
+    with _kept_by_selective_checkpointing(IMPLEMENTATIONS[implementation]), _in_utils():
+        yield
+
+
+@contextlib.contextmanager
+def _kept_by_selective_checkpointing(number: int) -> Iterator[None]:
+    """Let TRL's selective checkpointing keep what it keeps of the kernels' operators, by their
+    names; FlashAttention 4 has none, and is computed again."""
+    try:
+        module = importlib.import_module("trl.models.selective_activation_checkpointing")
+    except ImportError:  # before TRL 1.16
+        yield
+        return
+    require(module, "_ATEN_ATTENTION_PACKET_NAMES")
+    names = module._ATEN_ATTENTION_PACKET_NAMES
+    own = () if number == IMPLEMENTATIONS["flash_attention_4"] else (_OPERATOR,)
+    with replaced(module, "_ATEN_ATTENTION_PACKET_NAMES", (*names, *own)):
+        yield
+
+
+@contextlib.contextmanager
+def _in_utils() -> Iterator[None]:
     utils = importlib.import_module(_UTILS)
     require(
         utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", "_lazy_imports", "_loaded_implementation"
@@ -113,7 +137,7 @@ def _kernel(states: Any, lengths: Any, dropout: float, causal: bool) -> Any:
     size = states[0].shape[-1]
     if size % _MULTIPLE:
         states = [F.pad(state, [0, _MULTIPLE - size % _MULTIPLE]) for state in states]
-    kernel = torch.ops.aten._flash_attention_forward
+    kernel = getattr(torch.ops.aten, _OPERATOR)
     out = kernel(*states, *lengths, dropout, causal, return_debug_mask=False)[0]
     return out[..., :size]
 
