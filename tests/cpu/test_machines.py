@@ -159,6 +159,7 @@ def test_what_cannot_be_compared_is_refused(job: Job, flags: list[str], message:
     assert message in job.command.refused("plan", "job.yaml", *flags)
 
 
+@pytest.mark.nightly("documents")
 def test_where_no_change_helps_the_smallest_machine_that_holds_it_is_named(job: Job) -> None:
     """CUDA's context alone takes more than this device has. Little is left to change."""
     little = ("--tuning", "lora", "--max-length", "16", "--global-batch-size", "1")

@@ -106,7 +106,7 @@ def pairs(
 
 @pytest.mark.parametrize(
     "pairs",
-    [pytest.param("reward", marks=LONG), "dpo", pytest.param("kto", marks=LONG)],
+    [pytest.param(method, marks=LONG) for method in ("reward", "dpo", "kto")],
     indirect=True,
 )
 def test_more_memory_than_there_is_is_a_real_oom(pairs: Bench) -> None:

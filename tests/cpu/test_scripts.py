@@ -163,6 +163,7 @@ def test_trls_dpo_and_grpo_are_measured(
     assert found.look.online == (measurement.generation_s is not None)
 
 
+@pytest.mark.nightly("scripts")
 def test_what_a_script_has_in_its_source_is_set_by_the_hook_in_its_launch_script_too(
     autotune: Command,
 ) -> None:
@@ -188,6 +189,7 @@ def test_what_a_script_has_in_its_source_is_set_by_the_hook_in_its_launch_script
     assert report["lengths"]["longest"] == 62
 
 
+@pytest.mark.nightly("scripts")
 def test_two_ranks_of_torchrun_are_measured_together(autotune: Command) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     limits = ["--set", "budget.probes=1", "--no-verify", "--out", "run", "--json"]

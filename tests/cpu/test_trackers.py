@@ -134,6 +134,7 @@ def assert_near(found: float | None, expected: float | None) -> None:
     assert found == near
 
 
+@pytest.mark.nightly("scripts")
 def test_the_search_of_a_script_is_sent_as_one_of_a_job_is(
     tmp_path: Path, plan_cache: Path
 ) -> None:
