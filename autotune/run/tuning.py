@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from autotune.engine.local import LocalEngine
 from autotune.job.job import Job
 from autotune.job.yaml_file import to_yaml
 from autotune.process.child_server import ChildServer
@@ -58,7 +59,8 @@ def tune(
         deadline = Deadline(total_s=job.budget.total)
         with deadline.cuts():
             server = stack.enter_context(ChildServer(run.log))
-        return open_job(job, definition, run, server, storage, follower, deadline)
+        engine = LocalEngine(server)
+        return open_job(job, definition, run, server, engine, storage, follower, deadline)
 
     if options is not None:
         run.refuse_used()

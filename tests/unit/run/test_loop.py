@@ -11,7 +11,7 @@ from autotune.errors import MachineError
 from autotune.estimate.residual import Residual
 from autotune.probe.outcome import busy_text
 from autotune.process.run_folder import RunFolder
-from autotune.run import job_session, loop
+from autotune.run import loop
 from autotune.run.conclusion import conclude, left_out, saving
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
@@ -31,6 +31,7 @@ from autotune.search.recommend import Recommendation, recommend
 from autotune.search.sampler.params import guided_sampler
 from autotune.search.study import Study
 from tests.unit.builders import bad, make_estimate, make_facts, make_job, make_space, ok
+from tests.unit.run.made_engine import MadeEngine, candidate_of_call
 
 PINNED = {
     "padding_free": False,
@@ -78,16 +79,17 @@ class Stub:
                 sampler=guided_sampler(space, estimates, prior, allowed_bytes=ALLOWED),
             ),
             server=None,
+            engine=MadeEngine(self._measure),
             listener=Listener(),
             limit_bytes=LIMIT,
             allowed_bytes=ALLOWED,
             expectations=Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT),
             options=Options(),
         )
-        monkeypatch.setattr(job_session, "measure_candidate", self._measure)
         monkeypatch.setattr(loop, "PAUSES_S", (0.0, 0.0))
 
-    def _measure(self, server, folder, job, facts, candidate, **_):
+    def _measure(self, call):
+        candidate = candidate_of_call(call)
         self.asked.append(candidate)
         measurement = self.answer(candidate, len(self.asked))
         return replace(measurement, seconds=5.0, tokens_per_epoch=1e6)
