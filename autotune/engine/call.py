@@ -68,17 +68,19 @@ Heard = tuple[str, dict[str, Any] | Ended]
 
 
 class Engine(Protocol):
-    """What a run needs of it.
+    """An engine, as a run sees it.
 
     Attributes:
         at_once: how many calls a run may have in flight.
         is_remote: whether calls run on machines that this process is not on.
-        machine: that runs calls; None: this one.
     """
 
     at_once: int
     is_remote: bool
-    machine: Machine | None
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine that runs calls; None: this one."""
 
     @property
     def free(self) -> int:
@@ -129,7 +131,7 @@ class Running:
 
     Args:
         news: is notified of each event.
-        node: the name of this machine, which its measurement gets.
+        before: called first, with a watcher of events.
     """
 
     def __init__(
@@ -137,13 +139,12 @@ class Running:
         server: ChildServer,
         call: Call,
         news: threading.Condition,
-        node: str | None = None,
         before: Callable[[Watcher], None] = lambda watch: None,
     ) -> None:
         self.call = call
         self.events: list[dict[str, Any]] = []
         self.ended: Ended | None = None
-        self._server, self._news, self._node, self._before = server, news, node, before
+        self._server, self._news, self._before = server, news, before
         self._reason: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -164,8 +165,8 @@ class Running:
             self._before(self._hear)
             task = getattr(importlib.import_module(module), name)
             folder = ChildFolder(path=Path(self.call.folder))
-            result = to_plain(task(self._server, folder, self.call.request, self._hear))
-            ended = Ended(result={**result, "node": self._node} if self._node else result)
+            result = task(self._server, folder, self.call.request, self._hear)
+            ended = Ended(result=to_plain(result))
         except AutotuneError as error:
             ended = Ended(problems=error.problems, by_user=isinstance(error, UserError))
         except (
