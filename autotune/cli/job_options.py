@@ -76,6 +76,30 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 
 
+def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--engine`, `--address`, `--at-once` and `--insecure`."""
+    for option in (
+        click.option(
+            "--insecure",
+            is_flag=True,
+            help="Take a Ray cluster that asks for no token: whoever reaches it runs code there.",
+        ),
+        click.option(
+            "--at-once",
+            type=click.IntRange(1, 64),
+            help="Probes at once. Default: 2 on Ray, where each has devices of its own; else 1.",
+        ),
+        click.option("--address", metavar="HOST:PORT", help="The head of a Ray cluster."),
+        click.option(
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            help="Where probes run: on this machine (the default) or on nodes of Ray.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def record_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--record`."""
     return click.option(

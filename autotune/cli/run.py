@@ -1,5 +1,6 @@
 """`autotune run`."""
 
+import dataclasses
 import os
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.doctor import say_what_fails
 from autotune.cli.job_options import (
     all_sets,
+    engine_options,
     job_options,
     json_option,
     load,
@@ -36,6 +38,7 @@ CODES = {
     "nothing_stable": EXIT_NOTHING_MEASURED,
 }
 ADD_SERVER = "add --server URL"
+ALONE = "leave it out, and --at-once, or describe the training as a job (`autotune init`)"
 
 
 @click.command("run", cls=WithCommand)
@@ -59,6 +62,7 @@ ADD_SERVER = "add --server URL"
     help="Rank probes that ran while others took the cores, too, by the errors that were measured; "
     "the bundle is launched, but never called verified.",
 )
+@engine_options
 @track_option
 @server_option("run it. AUTOTUNE_TOKEN is its token.")
 @click.option(
@@ -77,6 +81,10 @@ def command(
     no_verify: bool,
     accept_noise: bool,
     track: tuple[str, ...],
+    engine: str | None,
+    address: str | None,
+    at_once: int | None,
+    insecure: bool,
     server: str | None,
     attach: str | None,
     record: Path | None,
@@ -94,12 +102,18 @@ def command(
     With --script or --command your own training is started as you start it, again and again, with
     other fields, for a few steps; the bundle's launch.sh starts it with the fastest.
 
+    With --engine ray the probes run on the nodes of a Ray cluster: of the one whose head is at
+    --address, else of RAY_ADDRESS, else one on this machine alone. The run's folder has to be on a
+    disk that the nodes share.
+
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
     --attach comes back to it; --resume ID goes on with one that was cancelled, failed or measured
     nothing. The bundle comes to --out.
     """
     if is_of_script(flags, resume):
+        if engine or at_once:
+            raise user_error("a script is started on this machine", where="--engine", hint=ALONE)
         output: dict[str, Any] = {"track": track, "record": record}
         output |= {"quiet": quiet, "as_json": as_json}
         limits = all_sets(sets, flags)
@@ -111,18 +125,21 @@ def command(
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
     from autotune.run import opening
     from autotune.run.session import Options
+
+    runs_on = _engine(engine, address, at_once, insecure)
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
     if resume is not None:
         _refuse_to_resume_with(out, no_history, no_verify)
-        search = (*_resumed(resume, job, sets, flags), None)
+        search = (*_resumed(resume, job, sets, flags), None, runs_on)
         if accept_noise:
             opening.accept_noise(search[2])
     else:
         verify, history = not no_verify, not no_history
         options = Options(history=history, verify=verify, accept_noise=accept_noise)
-        search = (*_new(job, sets, flags, out), options)
+        options = dataclasses.replace(options, engine=runs_on or options.engine)
+        search = (*_new(job, sets, flags, out), options, None)
     return _tune(search, track, record, quiet, as_json)
 
 
@@ -137,17 +154,39 @@ def _tune(
     from autotune.run.tuning import tune
 
     say_what_fails()
-    loaded, definition, run, options = search
+    loaded, definition, run, options, runs_on = search
     storage = run.storage() if options is None else os.environ.get(STORAGE) or None
     with closing(TrackerListener(track, run, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
             listener = recorded(record, trackers.beside(view))
             result = tune(
-                loaded, definition, run, storage=storage, listener=listener, options=options
+                loaded,
+                definition,
+                run,
+                storage=storage,
+                listener=listener,
+                options=options,
+                engine_options=runs_on,
             )
         _print(result, run, record, as_json)
         trackers.finish_run()
     return _code(result)
+
+
+def _engine(
+    name: str | None, address: str | None, at_once: int | None, insecure: bool
+) -> Any | None:
+    """Return what the flags say of the engine; None: nothing."""
+    from autotune.engine.opening import EngineOptions
+
+    if name != "ray" and (address is not None or insecure):
+        flag = "--address" if address is not None else "--insecure"
+        raise user_error("it is of a Ray cluster", where=flag, hint="add --engine ray")
+    if name == "ray" and address is None and (address := os.environ.get("RAY_ADDRESS")):
+        echo(f"probes run on the Ray cluster at {address} (RAY_ADDRESS)", err=True)
+    if name is None and at_once is None:
+        return None
+    return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
 
 
 def _print(result: Any, run: Any, record: Path | None, as_json: bool) -> None:

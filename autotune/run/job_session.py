@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autotune.bundle.bundle import bundle_files, found_by
 from autotune.engine.call import Call, result_of
+from autotune.engine.launching import launcher_of
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job.job import Job
@@ -101,6 +102,7 @@ class JobSession(Session):
             self.deadline,
             self.listener.verification_stage,
             accept_noise=self.options.accept_noise,
+            launcher=launcher_of(self.engine),
         )
 
     def remedies(self, nothing: NothingFits) -> Remedies:

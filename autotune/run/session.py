@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from autotune.engine.call import Call, Engine
+from autotune.engine.opening import EngineOptions
 from autotune.errors import Problem
 from autotune.facts import Facts
 from autotune.job.job import Job
@@ -39,11 +40,13 @@ class Options:
         history: whether measurements of earlier runs order the first guesses.
         verify: whether the bundle is launched in the end.
         accept_noise: whether probes count that ran while others took the cores.
+        engine: what runs the probes.
     """
 
     history: bool = True
     verify: bool = True
     accept_noise: bool = False
+    engine: EngineOptions = EngineOptions()
 
 
 @dataclass(frozen=True, kw_only=True)

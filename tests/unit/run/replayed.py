@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from autotune.engine import opening as engine_opening
 from autotune.engine.call import Call
 from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
@@ -69,6 +70,11 @@ def give_facts(_job: Any, run: RunFolder, _server: Any, **_: Any) -> Any:
     return facts
 
 
+def made(_server: Any, at_once: int) -> MadeEngine:
+    """In place of the engine of this machine."""
+    return MadeEngine(replay_probe, at_once)
+
+
 @contextlib.contextmanager
 def without_device() -> Iterator[None]:
     """Everything of a run that a device is needed for is replaced."""
@@ -77,7 +83,7 @@ def without_device() -> Iterator[None]:
         mock.patch.object(tuning, "ChildServer", lambda _: contextlib.nullcontext(server)),
         mock.patch.object(opening, "survey", give_facts),
         mock.patch.object(opening, "expected", give_estimates),
-        mock.patch.object(tuning, "LocalEngine", lambda _: MadeEngine(replay_probe)),
+        mock.patch.object(engine_opening, "LocalEngine", made),
     ):
         yield
 
