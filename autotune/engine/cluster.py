@@ -3,11 +3,14 @@
 It is imported by `opening.py` alone, which sets what Ray reads when it is imported.
 """
 
+import contextlib
 import logging
 import os
 import platform
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autotune.engine import tokenless
@@ -91,6 +94,7 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
                 hint="start its nodes with RAY_AUTH_MODE=token; where no other can reach it, "
                 "--insecure takes it as it is",
             )
+    ends = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (AuthenticationError, ConnectionError, RuntimeError) as error:
@@ -99,6 +103,10 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
             raise user_error(f"the Ray cluster at {address} wants its token", hint=hint) from None
         what = f"Ray does not start: {error}" if address is None else f"{address}: {error}"
         raise machine_error(what[:1500], where="--engine ray") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ends)  # Ray puts its own there
+    # It tells of dead nodes on standard output, which is for what a command answers.
+    ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -163,28 +171,27 @@ def nodes_of(job: Job, folder: Path) -> list[Node]:
     wanted = job.devices.model_copy(update={"kind": "cpu" if wants_cpu else "cuda", "index": 0})
     text = job.model_copy(update={"devices": wanted}).model_dump_json()
     look = ray.remote(num_cpus=0, max_retries=0)(look_here)
-    answers = ray.get(
-        [
-            look.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(text, str(folder))
-            for node in asked
-        ],
-        timeout=LOOK_S,
-    )
-    names = [node["NodeManagerHostname"] for node in asked]
-    return [
-        Node(
-            id=node["NodeID"],
-            name=name if names.count(name) == 1 else f"{name}-{node['NodeID'][:6]}",
-            resources=node["Resources"],
-            versions=answer["versions"],
-            machine=answer["machine"] and from_plain(Machine, answer["machine"]),
-            problem=answer["problem"],
-            has_folder=answer["has_folder"],
-        )
-        for node, name, answer in zip(asked, names, answers, strict=True)
+    answers = [
+        look.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(text, str(folder))
+        for node in asked
     ]
+    names, found = [node["NodeManagerHostname"] for node in asked], []
+    for node, name, answer in zip(asked, names, answers, strict=True):
+        with contextlib.suppress(RayError):  # it dies just now
+            known = ray.get(answer, timeout=LOOK_S)
+            machine = known.pop("machine")
+            found.append(
+                Node(
+                    id=node["NodeID"],
+                    name=name if names.count(name) == 1 else f"{name}-{node['NodeID'][:6]}",
+                    resources=node["Resources"],
+                    machine=machine and from_plain(Machine, machine),
+                    **known,
+                )
+            )
+    return found
 
 
 def look_here(job: str, folder: str) -> dict[str, Any]:

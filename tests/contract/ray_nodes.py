@@ -5,6 +5,7 @@ process. Nothing is ended by its name: others on this machine may have a Ray, to
 """
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import signal
@@ -20,8 +21,10 @@ from typing import Any
 import psutil
 from staging import STUBS_PATH
 
+from autotune.engine.call import Call
 from autotune.engine.opening import OF_OURS, SETTINGS
-from tests.unit.builders import make_job
+from autotune.probe.measure import ProbeTask
+from tests.unit.builders import make_job, make_probe_request
 
 TIGHT = {
     "RAY_health_check_initial_delay_ms": "0",
@@ -42,16 +45,25 @@ def free_port() -> int:
 class Nodes:
     """A head without devices, and nodes with one CPU each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, guarded: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rn"))  # short: sockets have long names
         token = self.folder / "token"
         token.write_text(secrets.token_hex(32), encoding="ascii")
         token.chmod(0o600)
         self.variables = {**STARTED, **TIGHT, "RAY_AUTH_TOKEN_PATH": str(token)}
+        if not guarded:
+            self.variables["RAY_AUTH_MODE"] = "disabled"
         self.port, self.started = free_port(), dict[int, "subprocess.Popen[bytes]"]()
         self.address = f"127.0.0.1:{self.port}"
 
-    def start(self, number: int) -> None:
+    @classmethod
+    def known(cls, address: str) -> "Nodes":
+        """A cluster that another process has started; its token is in the environment."""
+        nodes = cls()
+        nodes.address, nodes.variables = address, {**STARTED}
+        return nodes
+
+    def start(self, number: int, **variables: str) -> None:
         """Start a node; 0 is the head."""
         role = [f"--address={self.address}"]
         if number == 0:
@@ -61,7 +73,7 @@ class Nodes:
         command += ["--node-ip-address=127.0.0.1", f"--num-cpus={min(number, 1)}", "--num-gpus=0"]
         command += ["--object-store-memory=80000000", "--disable-usage-stats"]
         own = {"XDG_CACHE_HOME": str(self.folder / f"cache-{number}"), "PYTHONPATH": STUBS_PATH}
-        environment = {**os.environ, **self.variables, **own}
+        environment = {**os.environ, **self.variables, **own, **variables}
         environment.pop("AUTOTUNE_CACHE", None)
         with (self.folder / f"node-{number}.log").open("ab") as log:
             self.started[number] = subprocess.Popen(
@@ -87,6 +99,11 @@ class Nodes:
             root = psutil.Process(self.started[number].pid)
             return [root, *root.children(recursive=True)]
         return []
+
+    def of(self, pid: int) -> int:
+        """The number of the node that a process belongs to."""
+        above = {process.pid for process in psutil.Process(pid).parents()}
+        return next(number for number, one in self.started.items() if one.pid in above)
 
     def kill(self, number: int) -> None:
         """End all of a node at once, as when its power goes."""
@@ -130,7 +147,9 @@ def joined(cluster: Nodes) -> Iterator[None]:
         os.environ.update(before)
 
 
-def lanes(cluster: Nodes, folder: Path, at_once: int, **options: Any) -> Any:
+def lanes(
+    cluster: Nodes, folder: Path, at_once: int, run: str | None = None, **options: Any
+) -> Any:
     """An engine on all nodes, whose lanes import nothing of the stack."""
     from autotune.engine.cluster import nodes_of, of_one_kind
     from autotune.engine.ray_engine import Place, RayEngine
@@ -138,5 +157,13 @@ def lanes(cluster: Nodes, folder: Path, at_once: int, **options: Any) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     there = of_one_kind(nodes_of(make_job(), folder))
     place = Place(nodes=there, kind="cpu", count=1, address=cluster.address)
-    run = f"test-{secrets.token_hex(3)}"
-    return RayEngine(run, folder, place, at_once, preload=(), **options)
+    return RayEngine(
+        run or f"test-{secrets.token_hex(3)}", folder, place, at_once, preload=(), **options
+    )
+
+
+def a_probe(folder: Path, key: str) -> Call:
+    """A probe of a stub that waits to be told to go on."""
+    request = dataclasses.replace(make_probe_request(), device_kind="cpu")
+    task = ProbeTask(request=request, own_s=60.0, worker="stubs:waits_once", timed=False)
+    return Call(key=key, folder=str(folder / key), request=task.plain())

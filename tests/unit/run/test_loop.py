@@ -340,3 +340,52 @@ def test_probes_that_lacked_memory_are_known_not_to_fit(tmp_path, monkeypatch):
     stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: oom, budget={"probes": 3})
     search(stub.session)
     assert nothing_measured(stub.session, stub.records, "the end") is None
+
+
+def at_once(stub, count):
+    """The stub's session on an engine of several lanes."""
+    engine = MadeEngine(stub._measure, count)
+    stub.session = replace(stub.session, engine=engine)
+    return engine
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_at_once_keep_to_the_budget_and_probe_nothing_twice(tmp_path, monkeypatch, count):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, budget={"probes": 7})
+    engine = at_once(stub, count)
+    assert search(stub.session) == "the budget of 7 probes is used"
+    assert engine.most == count
+    assert len(stub.asked) == len({c.key for c in stub.asked}) == 7
+    assert all(r.measurement.wall_s < 5.0 for r in stub.records)  # each has its part of the clock
+    before = len(stub.asked)
+    assert settle(stub.session) and len(stub.asked) == before
+
+
+def test_the_fastest_are_measured_again_alone(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=0.01)
+    engine = at_once(stub, 2)
+    search(stub.session)
+    engine.most, before = 0, len(stub.asked)
+    assert settle(stub.session)
+    assert engine.most == 1 and len(stub.asked) >= before + 2
+
+
+def test_a_listed_value_in_flight_is_not_asked_for_again(tmp_path, monkeypatch):
+    lengths = {"max_length": [256, 512, 1024]}
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, recipe=lengths, budget={"probes": 3})
+    at_once(stub, 3)
+    search(stub.session)
+    assert sorted(c["max_length"] for c in stub.asked) == [256, 512, 1024]
+
+
+def test_what_a_result_rules_out_in_flight_is_stopped(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: bad("oom", missing_bytes=5))
+    engine, flights = at_once(stub, 3), loop.flights_of(stub.session)
+    small, large = (
+        next(c for c in stub.session.space.candidates if c.micro_batch == rows) for rows in (4, 8)
+    )
+    for candidate, watched in ((small, True), (large, True), (large, False)):
+        flights.begin(*stub.session.study.ask_for(candidate), watched=watched)
+    assert flights.ended().outcome == "oom"
+    flights.stop(loop.rule_out(stub.session, stub.records))
+    assert list(engine.stopped) == ["0001"]  # not what is measured to its end
