@@ -1,6 +1,7 @@
 """Options that several commands share: a job from a file and flags, errors, output."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,15 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--engine`, `--address`, `--at-once` and `--insecure`."""
+    """Add `--engine`, `--address`, `--at-once` and `--insecure`, as one argument `runs_on`: None
+    where nothing is said."""
+
+    @functools.wraps(function)
+    def command(
+        engine: str | None, address: str | None, at_once: int | None, insecure: bool, **options: Any
+    ) -> Any:
+        return function(runs_on=_engine(engine, address, at_once, insecure), **options)
+
     for option in (
         click.option(
             "--insecure",
@@ -96,8 +105,28 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Where probes run: on this machine (the default) or on nodes of Ray.",
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
+
+
+def _engine(name: str | None, address: str | None, at_once: int | None, insecure: bool) -> Any:
+    if name != "ray" and (address is not None or insecure):
+        flag = "--address" if address is not None else "--insecure"
+        raise user_error("it is of a Ray cluster", where=flag, hint="add --engine ray")
+    if name is None and at_once is None:
+        return None
+    from autotune.engine.opening import EngineOptions
+
+    if name == "ray" and address is None and (address := os.environ.get("RAY_ADDRESS")):
+        echo(f"probes run on the Ray cluster at {address} (RAY_ADDRESS)", err=True)
+    return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
+
+
+def refuse_engine(runs_on: Any) -> None:
+    """Refuse what was said of an engine where a script is started."""
+    if runs_on is not None:
+        hint = "leave it out, and --at-once, or describe the training as a job (`autotune init`)"
+        raise user_error("a script is started on this machine", where="--engine", hint=hint)
 
 
 def record_option(function: Callable[..., Any]) -> Callable[..., Any]:

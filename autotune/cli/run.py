@@ -1,6 +1,5 @@
 """`autotune run`."""
 
-import dataclasses
 import os
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from autotune.cli.job_options import (
     json_option,
     load,
     record_option,
+    refuse_engine,
     track_option,
     write_result,
 )
@@ -38,7 +38,6 @@ CODES = {
     "nothing_stable": EXIT_NOTHING_MEASURED,
 }
 ADD_SERVER = "add --server URL"
-ALONE = "leave it out, and --at-once, or describe the training as a job (`autotune init`)"
 
 
 @click.command("run", cls=WithCommand)
@@ -62,7 +61,6 @@ ALONE = "leave it out, and --at-once, or describe the training as a job (`autotu
     help="Rank probes that ran while others took the cores, too, by the errors that were measured; "
     "the bundle is launched, but never called verified.",
 )
-@engine_options
 @track_option
 @server_option("run it. AUTOTUNE_TOKEN is its token.")
 @click.option(
@@ -72,6 +70,7 @@ ALONE = "leave it out, and --at-once, or describe the training as a job (`autotu
 @click.option("--quiet", is_flag=True, help="Print nothing while it runs, except errors.")
 @json_option
 @guarded
+@engine_options
 def command(
     job: Path | None,
     sets: tuple[str, ...],
@@ -81,10 +80,7 @@ def command(
     no_verify: bool,
     accept_noise: bool,
     track: tuple[str, ...],
-    engine: str | None,
-    address: str | None,
-    at_once: int | None,
-    insecure: bool,
+    runs_on: Any,
     server: str | None,
     attach: str | None,
     record: Path | None,
@@ -102,9 +98,8 @@ def command(
     With --script or --command your own training is started as you start it, again and again, with
     other fields, for a few steps; the bundle's launch.sh starts it with the fastest.
 
-    With --engine ray the probes run on the nodes of a Ray cluster: of the one whose head is at
-    --address, else of RAY_ADDRESS, else one on this machine alone. The run's folder has to be on a
-    disk that the nodes share.
+    With --engine ray the probes run on the nodes of the Ray cluster at --address, else at
+    RAY_ADDRESS, else one on this machine alone; all have to see the run's folder.
 
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
@@ -112,12 +107,15 @@ def command(
     nothing. The bundle comes to --out.
     """
     if is_of_script(flags, resume):
-        if engine or at_once:
-            raise user_error("a script is started on this machine", where="--engine", hint=ALONE)
-        output: dict[str, Any] = {"track": track, "record": record}
-        output |= {"quiet": quiet, "as_json": as_json}
-        limits = all_sets(sets, flags)
+        refuse_engine(runs_on)
+        output: dict[str, Any] = {
+            "track": track,
+            "record": record,
+            "quiet": quiet,
+            "as_json": as_json,
+        }
         output |= {"verify": not no_verify, "accept_noise": accept_noise}
+        limits = all_sets(sets, flags)
         return _code(by_script(job, limits, flags, out, resume, **output))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
@@ -125,8 +123,6 @@ def command(
         raise user_error("only a service has runs to follow", where="--attach", hint=ADD_SERVER)
     from autotune.run import opening
     from autotune.run.session import Options
-
-    runs_on = _engine(engine, address, at_once, insecure)
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
@@ -136,9 +132,8 @@ def command(
         if accept_noise:
             opening.accept_noise(search[2])
     else:
-        verify, history = not no_verify, not no_history
-        options = Options(history=history, verify=verify, accept_noise=accept_noise)
-        options = dataclasses.replace(options, engine=runs_on or options.engine)
+        kept = {"history": not no_history, "verify": not no_verify, "accept_noise": accept_noise}
+        options = Options(**kept, engine=runs_on or Options().engine)
         search = (*_new(job, sets, flags, out), options, None)
     return _tune(search, track, record, quiet, as_json)
 
@@ -171,22 +166,6 @@ def _tune(
         _print(result, run, record, as_json)
         trackers.finish_run()
     return _code(result)
-
-
-def _engine(
-    name: str | None, address: str | None, at_once: int | None, insecure: bool
-) -> Any | None:
-    """Return what the flags say of the engine; None: nothing."""
-    from autotune.engine.opening import EngineOptions
-
-    if name != "ray" and (address is not None or insecure):
-        flag = "--address" if address is not None else "--insecure"
-        raise user_error("it is of a Ray cluster", where=flag, hint="add --engine ray")
-    if name == "ray" and address is None and (address := os.environ.get("RAY_ADDRESS")):
-        echo(f"probes run on the Ray cluster at {address} (RAY_ADDRESS)", err=True)
-    if name is None and at_once is None:
-        return None
-    return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
 
 
 def _print(result: Any, run: Any, record: Path | None, as_json: bool) -> None:

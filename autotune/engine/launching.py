@@ -1,8 +1,9 @@
 """A command that is launched where an engine runs its calls."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.engine.call import Call, Engine, result_of
 from autotune.errors import MachineError
@@ -15,59 +16,40 @@ from autotune.process.messages import ChildFolder
 from autotune.space.trl_config import device_environment
 
 LAUNCH = "autotune.engine.launching:launched"
+MOST_S = 1e9
 
 
-class Launcher(Protocol):
-    """A function like `process/launch.py:launch`."""
-
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        log: Path,
-        environment: Mapping[str, str],
-        timeout_s: float,
-        gpus: Sequence[int],
-        on_line: Callable[[float, str], None] | None = None,
-    ) -> LaunchReport:
-        """Run a command to its end."""
+Launcher = Callable[..., LaunchReport]
+"""A function like `process/launch.py:launch`."""
 
 
 def launcher_of(engine: Engine) -> Launcher:
     """Return what launches a command where the engine's calls run."""
-    return _remote(engine) if engine.is_remote else launch
 
-
-def _remote(engine: Engine) -> Launcher:
     def launch_there(
         command: Sequence[str],
         *,
         log: Path,
-        environment: Mapping[str, str],
         timeout_s: float,
         gpus: Sequence[int],
-        on_line: Callable[[float, str], None] | None = None,
+        on_line: Callable[[float, str], None],
+        **given: Any,
     ) -> LaunchReport:
-        request = {
-            "command": list(command),
-            "log": str(log),
-            "environment": dict(environment),
-            "timeout_s": min(timeout_s, 1e9),
-            "gpus": len(gpus),
-        }
+        named = {"log": str(log), "timeout_s": min(timeout_s, MOST_S), "gpus": len(gpus)}
+        request = {"command": list(command), **given, **named}
 
         def hear(event: Mapping[str, Any]) -> None:
-            if on_line is not None and event.get("event") == "line":
+            if event.get("event") == "line":
                 on_line(event["at_s"], event["text"])
 
-        key = f"launch-{id(request)}-{log.parent.name}"
+        key = f"launch-{time.monotonic_ns()}"
         call = Call(key=key, folder=str(log.parent), request=request, task=LAUNCH, alone=True)
         ended = result_of(engine, call, hear)
         if ended.result is None:
             raise MachineError(*ended.problems)
         return from_plain(LaunchReport, ended.result)
 
-    return launch_there
+    return launch_there if engine.is_remote else launch
 
 
 def launched(

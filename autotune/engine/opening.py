@@ -28,7 +28,7 @@ memory, which sees actors and no probes, ends nothing."""
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What runs the probes of a run, and how many at once.
+    """Options of a run for its engine.
 
     Attributes:
         name: `local` or `ray`.

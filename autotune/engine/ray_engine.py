@@ -60,7 +60,7 @@ class LaneHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where lanes may be.
+    """The nodes that lanes may be on.
 
     Attributes:
         nodes: of one kind.
@@ -106,6 +106,7 @@ class RayEngine:
     def __post_init__(self) -> None:
         self._lanes: dict[str, LaneHandle] = {}
         self._waiting: list[Call] = []
+        self._news: list[Heard] = []
         self._first: dict[str, Measurement] = {}
         self._made = self._failures = 0
         self._without_place_since: float | None = None
@@ -123,6 +124,7 @@ class RayEngine:
     @property
     def free(self) -> int:
         """Calls that would begin at once; 1 where there are none in flight."""
+        self._news += self._answers(0.0)
         ready = [lane for lane in self._lanes.values() if lane.node]
         busy = sum(lane.call is not None for lane in ready) + len(self._waiting)
         return max(len(ready) - busy, 0 if busy else 1)
@@ -161,18 +163,25 @@ class RayEngine:
             MachineError: the head is gone, no node has had room for a lane for long, or lanes end
                 before they begin.
         """
-        until, news = time.monotonic() + timeout_s, list[Heard]()
+        until = time.monotonic() + timeout_s
+        news, self._news = self._news, []
         while not news and (left_s := until - time.monotonic()) > 0:
             self._fill()
             self._assign()
             news += self._without_place()
-            polls = {lane.poll: lane for lane in self._lanes.values() if lane.poll is not None}
-            ready, _ = ray.wait(list(polls), timeout=min(POLL_S, left_s)) if polls else ([], [])
-            for poll in ready:
-                news += self._answer(polls[poll], poll)
-            if not ready:
+            news += self._answers(min(POLL_S, left_s))
+            if not news:
                 self._look_at_head()
         return news
+
+    def _answers(self, timeout_s: float) -> Sequence[Heard]:
+        """Return what lanes answer within a time."""
+        polls = {lane.poll: lane for lane in self._lanes.values() if lane.poll is not None}
+        if not polls:
+            time.sleep(timeout_s)
+            return []
+        ready, _ = ray.wait(list(polls), timeout=timeout_s)
+        return [one for poll in ready for one in self._answer(polls[poll], poll)]
 
     # -- lanes
 

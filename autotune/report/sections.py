@@ -262,9 +262,9 @@ def _why_not(probe: Probe) -> str:
 
 
 def _time(content: Content) -> Section:
-    heads = ("probe", "candidate", "outcome", "began#", "took#", "tokens/s#", "peak#", "node")
+    heads = ["probe", "candidate", "outcome", "began#", "took#", "tokens/s#", "peak#", "node"]
     rows = [
-        (
+        [
             str(probe.number),
             probe.candidate,
             probe.outcome,
@@ -273,7 +273,7 @@ def _time(content: Content) -> Section:
             speed_text(probe.tokens_per_s, probe.uncertainty),
             size_text(probe.peak_memory_bytes),
             probe.node or "",
-        )
+        ]
         for probe in content.probes
     ]
     text = "Time is that of the probes alone, one after another."

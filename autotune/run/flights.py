@@ -103,6 +103,13 @@ class Flights:
 
     def ended(self) -> Measurement:
         """Wait until one has ended; tell the study, and return how."""
+        measurement = self.changed(to_end=True)
+        assert measurement is not None
+        return measurement
+
+    def changed(self, *, to_end: bool) -> Measurement | None:
+        """Wait until one has ended, as `ended` does; or, unless `to_end`, until there is room for
+        another: None."""
         session = self._session
         try:
             # What is compiled before a probe is not under the probe's own limit.
@@ -112,6 +119,8 @@ class Flights:
                         if isinstance(event, Ended):
                             return self._end(key, event.measurement())
                         self._see(key, event)
+                    if not to_end and self.has_room:
+                        return None
         except OutOfTime:
             reason = f"{session.deadline.words} had no time left for it"
             self.cut(reason)

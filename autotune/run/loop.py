@@ -55,7 +55,8 @@ def fly(session: Session, flights: Flights) -> str:
                     continue
         elif not flights:
             return reason
-        measurement = flights.ended()
+        if (measurement := flights.changed(to_end=reason is not None)) is None:
+            continue
         crashed = measurement.outcome == "crash"
         if crashed and (why := same_crash(session.study.records(), session.space.candidates)):
             return why

@@ -137,7 +137,7 @@ def open_job(
     listener.surveyed(facts, space, limit)
     known: dict[str, Any] = {"job": job, "facts": facts, "limit": limit}
     estimator = Estimator(**known, server=server, folder=where, rows=rows, progress=listener)
-    expectations, cut = expected_in_time(estimator, space, run, listener, deadline)
+    expectations, cut = expected_in_time(estimator, space, run, listener, deadline, engine)
     # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
     guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
     name, options = started(run)
@@ -228,13 +228,15 @@ def expected_in_time(
     run: RunFolder,
     listener: Listener,
     deadline: Deadline,
+    engine: Engine,
 ) -> tuple[Expectations, bool]:
     """Return the expectations of every candidate, and whether they are cut: by formula, where the
     total budget has no time for traces."""
+    here = not engine.is_remote  # else the ceilings of this machine's devices say nothing
     estimating_s = ESTIMATING * max(deadline.left_s - estimator.server.import_s, 0.0)
     try:
         with deadline.cuts(keep_s=deadline.left_s - estimating_s):
-            expectations, cut = expected(estimator, space, run), False
+            expectations, cut = expected(estimator, space, run, here=here), False
     except OutOfTime:
         listener.unestimated(estimating_s)
         expectations, cut = by_formula(estimator, space, run), True
@@ -242,7 +244,9 @@ def expected_in_time(
     return expectations, cut
 
 
-def expected(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expectations:
+def expected(
+    estimator: Estimator, space: SearchSpace, run: RunFolder, *, here: bool = True
+) -> Expectations:
     """Return the expectations of every candidate, kept in the run's folder: a run that goes on
     expects what it expected before, and only what was not traced then is traced now."""
     stored = _stored(run, estimator.limit)
@@ -262,7 +266,7 @@ def expected(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expect
         estimator.server,
         estimator.folder / "ceilings",
         estimator.progress,
-        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
+        worth_measuring=here and len(space.candidates) >= WORTH_MEASURING,
     )
     estimator = dataclasses.replace(estimator, ceilings=ceilings)
     replies = estimator.replies(missing)

@@ -70,7 +70,9 @@ class Nodes:
             role = ["--head", f"--port={self.port}", "--include-dashboard=false"]
             role += [f"--temp-dir={self.folder / 't'}"]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role]
-        command += ["--node-ip-address=127.0.0.1", f"--num-cpus={min(number, 1)}", "--num-gpus=0"]
+        # The head has the address by which this process looks for a node of its own.
+        command += [f"--node-ip-address=127.0.0.{number + 1}"]
+        command += [f"--num-cpus={min(number, 1)}", "--num-gpus=0"]
         command += ["--object-store-memory=80000000", "--disable-usage-stats"]
         own = {"XDG_CACHE_HOME": str(self.folder / f"cache-{number}"), "PYTHONPATH": STUBS_PATH}
         environment = {**os.environ, **self.variables, **own, **variables}

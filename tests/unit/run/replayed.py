@@ -52,7 +52,7 @@ def replay_probe(call: Call) -> Measurement:
     return measurement
 
 
-def give_estimates(_estimator: Any, space: Any, _run: Any) -> Expectations:
+def give_estimates(_estimator: Any, space: Any, _run: Any, *, here: bool) -> Expectations:
     """In place of the traces: speeds that are off by up to a half, and of all it may fit."""
     estimates = {}
     for candidate in space.candidates:

@@ -382,10 +382,19 @@ def test_what_a_result_rules_out_in_flight_is_stopped(tmp_path, monkeypatch):
     stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: bad("oom", missing_bytes=5))
     engine, flights = at_once(stub, 3), loop.flights_of(stub.session)
     small, large = (
-        next(c for c in stub.session.space.candidates if c.micro_batch == rows) for rows in (4, 8)
+        next(c for c in stub.session.space.candidates if c.micro_batch == rows) for rows in (2, 4)
     )
     for candidate, watched in ((small, True), (large, True), (large, False)):
         flights.begin(*stub.session.study.ask_for(candidate), watched=watched)
     assert flights.ended().outcome == "oom"
     flights.stop(loop.rule_out(stub.session, stub.records))
     assert list(engine.stopped) == ["0001"]  # not what is measured to its end
+
+
+def test_a_run_that_goes_on_takes_up_what_is_in_flight(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, budget={"probes": 4})
+    at_once(stub, 2)
+    loop.begin_next(stub.session, loop.flights_of(stub.session))  # and the process is killed
+    assert search(stub.session) == "the budget of 4 probes is used"
+    assert len(stub.asked) == len({c.key for c in stub.asked}) == 4
+    assert all(record.measurement.outcome == "ok" for record in stub.records)
