@@ -98,7 +98,12 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(1, 64),
             help="Probes at once. Default: 2 on Ray, where each has devices of its own; else 1.",
         ),
-        click.option("--address", metavar="HOST:PORT", help="The head of a Ray cluster."),
+        click.option(
+            "--address",
+            metavar="HOST:PORT",
+            help="The head of a Ray cluster, whose nodes have to see the run's folder. Default: "
+            "RAY_ADDRESS, else a Ray on this machine alone.",
+        ),
         click.option(
             "--engine",
             type=click.Choice(["local", "ray"]),

@@ -98,9 +98,6 @@ def command(
     With --script or --command your own training is started as you start it, again and again, with
     other fields, for a few steps; the bundle's launch.sh starts it with the fastest.
 
-    With --engine ray the probes run on the nodes of the Ray cluster at --address, else at
-    RAY_ADDRESS, else one on this machine alone; all have to see the run's folder.
-
     With --server a service runs it on its devices, and the model and the data have to be where
     that may read them; only a bare config.json goes along. Ctrl-C then leaves the run alone, and
     --attach comes back to it; --resume ID goes on with one that was cancelled, failed or measured
@@ -108,13 +105,8 @@ def command(
     """
     if is_of_script(flags, resume):
         refuse_engine(runs_on)
-        output: dict[str, Any] = {
-            "track": track,
-            "record": record,
-            "quiet": quiet,
-            "as_json": as_json,
-        }
-        output |= {"verify": not no_verify, "accept_noise": accept_noise}
+        output: dict[str, Any] = {"verify": not no_verify, "accept_noise": accept_noise}
+        output |= {"track": track, "record": record, "quiet": quiet, "as_json": as_json}
         limits = all_sets(sets, flags)
         return _code(by_script(job, limits, flags, out, resume, **output))
     if server is not None:
@@ -133,7 +125,7 @@ def command(
             opening.accept_noise(search[2])
     else:
         kept = {"history": not no_history, "verify": not no_verify, "accept_noise": accept_noise}
-        options = Options(**kept, engine=runs_on or Options().engine)
+        options = Options(**kept) if runs_on is None else Options(**kept, engine=runs_on)
         search = (*_new(job, sets, flags, out), options, None)
     return _tune(search, track, record, quiet, as_json)
 
