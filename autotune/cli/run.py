@@ -124,7 +124,11 @@ def command(
         if accept_noise:
             opening.accept_noise(search[2])
     else:
-        kept = {"history": not no_history, "verify": not no_verify, "accept_noise": accept_noise}
+        kept: Any = {
+            "history": not no_history,
+            "verify": not no_verify,
+            "accept_noise": accept_noise,
+        }
         options = Options(**kept) if runs_on is None else Options(**kept, engine=runs_on)
         search = (*_new(job, sets, flags, out), options, None)
     return _tune(search, track, record, quiet, as_json)

@@ -36,7 +36,7 @@ LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 STORE_BYTES = 80_000_000
 """Ray's least; nothing of ours is in its store."""
 REACH_S = 5.0
-LOOK_S = 120.0
+LOOK_S, TRIES = 120.0, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,28 +170,41 @@ def nodes_of(job: Job, folder: Path) -> list[Node]:
     asked = [n for n in living if n["Resources"].get("CPU")] if wants_cpu else gpus
     wanted = job.devices.model_copy(update={"kind": "cpu" if wants_cpu else "cuda", "index": 0})
     text = job.model_copy(update={"devices": wanted}).model_dump_json()
-    look = ray.remote(num_cpus=0, max_retries=0)(look_here)
-    answers = [
-        look.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(text, str(folder))
-        for node in asked
+    answers = _looks([node["NodeID"] for node in asked], text, str(folder))
+    names = [node["NodeManagerHostname"] for node in asked]
+    return [
+        Node(
+            id=node["NodeID"],
+            name=name if names.count(name) == 1 else f"{name}-{node['NodeID'][:6]}",
+            resources=node["Resources"],
+            machine=answer["machine"] and from_plain(Machine, answer["machine"]),
+            versions=answer["versions"],
+            problem=answer["problem"],
+            has_folder=answer["has_folder"],
+        )
+        for node, name in zip(asked, names, strict=True)
+        if (answer := answers.get(node["NodeID"])) is not None
     ]
-    names, found = [node["NodeManagerHostname"] for node in asked], []
-    for node, name, answer in zip(asked, names, answers, strict=True):
-        with contextlib.suppress(RayError):  # it dies just now
-            known = ray.get(answer, timeout=LOOK_S)
-            machine = known.pop("machine")
-            found.append(
-                Node(
-                    id=node["NodeID"],
-                    name=name if names.count(name) == 1 else f"{name}-{node['NodeID'][:6]}",
-                    resources=node["Resources"],
-                    machine=machine and from_plain(Machine, machine),
-                    **known,
-                )
-            )
-    return found
+
+
+def _looks(ids: Sequence[str], job: str, folder: str) -> dict[str, dict[str, Any]]:
+    """Return what nodes say of themselves, by their ids; those that die meanwhile say nothing."""
+    look = ray.remote(num_cpus=0, max_retries=0)(look_here)
+    answers: dict[str, dict[str, Any]] = {}
+    for _ in range(TRIES):  # a node that has just come is not known to all yet
+        places = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in ids if n not in answers}
+        polls = {
+            n: look.options(scheduling_strategy=place).remote(job, folder)
+            for n, place in places.items()
+        }
+        for node, poll in polls.items():
+            with contextlib.suppress(RayError):
+                answers[node] = ray.get(poll, timeout=LOOK_S)
+        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if living & set(ids) <= answers.keys():
+            break
+        time.sleep(1.0)
+    return answers
 
 
 def look_here(job: str, folder: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError
 def main(address: str, run: str, folder: Path) -> int:
     cluster = Nodes.known(address)
     with joined(cluster):
-        engine = lanes(cluster, folder, 1, run=run)
+        engine = lanes(cluster, folder, 1, on=(1, 2, 3), run=run)
         call = a_probe(folder, "0000")
         print("begun", flush=True)
         try:

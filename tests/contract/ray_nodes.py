@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +150,19 @@ def joined(cluster: Nodes) -> Iterator[None]:
 
 
 def lanes(
-    cluster: Nodes, folder: Path, at_once: int, run: str | None = None, **options: Any
+    cluster: Nodes, folder: Path, at_once: int, on: Sequence[int] = (1,), **options: Any
 ) -> Any:
-    """An engine on all nodes, whose lanes import nothing of the stack."""
+    """An engine on some nodes, whose lanes import nothing of the stack."""
     from autotune.engine.cluster import nodes_of, of_one_kind
     from autotune.engine.ray_engine import Place, RayEngine
 
     folder.mkdir(parents=True, exist_ok=True)
+    addresses = {f"node:127.0.0.{number + 1}" for number in on}
     there = of_one_kind(nodes_of(make_job(), folder))
+    there = [node for node in there if addresses & node.resources.keys()]
     place = Place(nodes=there, kind="cpu", count=1, address=cluster.address)
-    return RayEngine(
-        run or f"test-{secrets.token_hex(3)}", folder, place, at_once, preload=(), **options
-    )
+    named = {"run": f"test-{secrets.token_hex(3)}", **options}
+    return RayEngine(folder=folder, place=place, at_once=at_once, preload=(), **named)
 
 
 def a_probe(folder: Path, key: str) -> Call:

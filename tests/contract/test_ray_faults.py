@@ -37,7 +37,7 @@ def two(cluster: Nodes) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def opened(cluster: Nodes, folder: Path, at_once: int = 1, **options: Any) -> Iterator[Any]:
-    engine = lanes(cluster, folder, at_once, **options)
+    engine = lanes(cluster, folder, at_once, **{"on": (2, 3), **options})
     try:
         yield engine
     finally:
@@ -145,12 +145,12 @@ def test_where_no_place_is_left_it_waits_and_says_what_is_asked(
     cluster: Nodes, tmp_path: Path
 ) -> None:
     cluster.start(2)
-    with opened(cluster, tmp_path, place_s=8.0) as engine:
+    with opened(cluster, tmp_path, on=(2,), place_s=8.0) as engine:
         engine.begin(a_probe(tmp_path, "0000"))
         hear(engine, ticked)
         cluster.kill(2)
-        news = hear(engine, lambda news: any("holder" in event for _, event in news))
-        holder = next(event["holder"] for _, event in news if "holder" in event)
+        news = hear(engine, lambda news: any(event.get("holder") for _, event in news))
+        holder = news[-1][1]["holder"]
         assert holder.startswith("no node has room: CPU 1 asked, on ") and "(lost)" in holder
         with pytest.raises(MachineError, match="no node has room"):
             hear(engine, ended)
@@ -179,7 +179,7 @@ def test_two_at_once_are_on_two_nodes_and_a_stopped_one_ends_at_once(
 def test_what_nobody_asks_for_removes_itself(cluster: Nodes, tmp_path: Path) -> None:
     import ray
 
-    engine = lanes(cluster, tmp_path, 1, abandoned_s=3.0)
+    engine = lanes(cluster, tmp_path, 1, on=(2, 3), abandoned_s=3.0)
     engine.begin(a_probe(tmp_path, "0000"))
     hear(engine, ticked)
     of_lane = processes_of_lane(tmp_path / "0000")
