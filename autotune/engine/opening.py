@@ -54,10 +54,14 @@ def engine_of(
         server: of this machine.
 
     Raises:
-        UserError: Ray is not installed, or the cluster is not safe.
+        UserError: Ray is not installed, the cluster is not safe, or several at once are asked of
+            this machine alone.
         MachineError: the cluster cannot be reached, or has not what the job wants.
     """
     if options.name == "local":
+        if (options.at_once or 1) > 1:
+            what = "probes on the same devices disturb each other"
+            raise user_error(what, where="--at-once", hint="--engine ray gives each its own")
         yield LocalEngine(server, options.at_once or 1)
         return
     os.environ.update(SETTINGS | (OF_OURS if options.address is None else {}))

@@ -77,7 +77,7 @@ class Nodes:
         own = {"XDG_CACHE_HOME": str(self.folder / f"cache-{number}"), "PYTHONPATH": STUBS_PATH}
         environment = {**os.environ, **self.variables, **own, **variables}
         environment.pop("AUTOTUNE_CACHE", None)
-        with (self.folder / f"node-{number}.log").open("ab") as log:
+        with (self.folder / f"node-{number}.log").open("wb") as log:
             self.started[number] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
