@@ -44,6 +44,8 @@ class Lane:
         ours = [name for name in os.environ if name.startswith("RAY_")]
         for variable in (*ours, "OMP_NUM_THREADS"):
             os.environ.pop(variable, None)
+        with contextlib.suppress(OSError):  # Ray lets its workers stand back; launches do not
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._folder = Path(folder)
         self._devices = Devices(kind="cuda" if kind == "cuda" else "cpu", count=count)
         self._server = ChildServer(self._folder / f"server-{name}.log", tuple(preload))

@@ -21,9 +21,13 @@ SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-OF_OURS = {"RAY_AUTH_MODE": "token", "RAY_memory_monitor_refresh_ms": "0"}
-"""Settings of a Ray that is started here: whoever reaches it needs a token, and its monitor of
-memory, which sees actors and no probes, ends nothing."""
+OF_OURS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Settings of a Ray that is started here: whoever reaches it needs a token; its monitor of memory,
+which sees actors and no probes, ends nothing; and probes do not stand back for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
