@@ -114,13 +114,7 @@ class Flights:
         try:
             # What is compiled before a probe is not under the probe's own limit.
             with session.deadline.cuts(keep_s=self._reserved_s() - GRACE_S):
-                while True:
-                    for key, event in self._news():
-                        if isinstance(event, Ended):
-                            return self._end(key, event.measurement())
-                        self._see(key, event)
-                    if not to_end and self.has_room:
-                        return None
+                found = self._first_to_end(to_end)
         except OutOfTime:
             reason = f"{session.deadline.words} had no time left for it"
             self.cut(reason)
@@ -131,6 +125,16 @@ class Flights:
         except BaseException:
             session.engine.abandon()
             raise
+        return None if found is None else self._end(*found)
+
+    def _first_to_end(self, to_end: bool) -> tuple[str, Measurement] | None:
+        while True:
+            for key, event in self._news():
+                if isinstance(event, Ended):
+                    return key, event.measurement()
+                self._see(key, event)
+            if not to_end and self.has_room:
+                return None
 
     def _news(self) -> Iterator[Heard]:
         """Yield what was heard of probes that fly, in order; what is left over is for the next."""
