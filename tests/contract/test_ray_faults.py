@@ -278,7 +278,9 @@ def test_versions_that_differ_are_a_table_and_no_probe(cluster: Nodes, tmp_path:
 
 
 def test_a_cluster_that_asks_for_no_token_is_refused(cluster: Nodes, tmp_path: Path) -> None:
-    from autotune.engine.cluster import is_open, join
+    import ray
+
+    from autotune.engine.cluster import is_loopback, is_open, join
 
     log = tmp_path / "log"
     assert is_open(cluster.address, log) is False
@@ -286,8 +288,9 @@ def test_a_cluster_that_asks_for_no_token_is_refused(cluster: Nodes, tmp_path: P
     try:
         unguarded.start(0)
         assert is_open(unguarded.address, log) is True
-        reached = unguarded.address.replace("127.0.0.1", "localhost.localdomain")
-        with contextlib.suppress(MachineError), pytest.raises(UserError, match="--insecure"):
+        reached = f"{ray.util.get_node_ip_address()}:{unguarded.port}"
+        assert not is_loopback(reached) and is_loopback(unguarded.address)
+        with pytest.raises(UserError, match="--insecure"):
             join(reached, insecure=False, log=log)
     finally:
         unguarded.close()
