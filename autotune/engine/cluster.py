@@ -94,6 +94,7 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
                 hint="start its nodes with RAY_AUTH_MODE=token; where no other can reach it, "
                 "--insecure takes it as it is",
             )
+    ray._raylet.Config.initialize("")  # it may have been imported before its settings were made
     ends = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
