@@ -127,6 +127,12 @@ def _engine(name: str | None, address: str | None, at_once: int | None, insecure
     return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
 
 
+def changes_of(accept_noise: bool, runs_on: Any) -> dict[str, Any]:
+    """Return what was said that a run may also change when it goes on."""
+    noise = {"accept_noise": True} if accept_noise else {}
+    return noise | ({} if runs_on is None else {"engine": runs_on})
+
+
 def refuse_engine(runs_on: Any) -> None:
     """Refuse what was said of an engine where a script is started."""
     if runs_on is not None:

@@ -11,6 +11,7 @@ from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.doctor import say_what_fails
 from autotune.cli.job_options import (
     all_sets,
+    changes_of,
     engine_options,
     job_options,
     json_option,
@@ -120,17 +121,12 @@ def command(
     refuse_missing(track)
     if resume is not None:
         _refuse_to_resume_with(out, no_history, no_verify)
-        search = (*_resumed(resume, job, sets, flags), None, runs_on)
-        if accept_noise:
-            opening.accept_noise(search[2])
+        search = (*_resumed(resume, job, sets, flags), None)
+        opening.change_options(search[2], **changes_of(accept_noise, runs_on))
     else:
-        kept: Any = {
-            "history": not no_history,
-            "verify": not no_verify,
-            "accept_noise": accept_noise,
-        }
-        options = Options(**kept) if runs_on is None else Options(**kept, engine=runs_on)
-        search = (*_new(job, sets, flags, out), options, None)
+        verify, history = not no_verify, not no_history
+        options = Options(history=history, verify=verify, **changes_of(accept_noise, runs_on))
+        search = (*_new(job, sets, flags, out), options)
     return _tune(search, track, record, quiet, as_json)
 
 
@@ -145,19 +141,13 @@ def _tune(
     from autotune.run.tuning import tune
 
     say_what_fails()
-    loaded, definition, run, options, runs_on = search
+    loaded, definition, run, options = search
     storage = run.storage() if options is None else os.environ.get(STORAGE) or None
     with closing(TrackerListener(track, run, quiet=quiet)) as trackers:
         with run_view(quiet=quiet) as view:
             listener = recorded(record, trackers.beside(view))
             result = tune(
-                loaded,
-                definition,
-                run,
-                storage=storage,
-                listener=listener,
-                options=options,
-                engine_options=runs_on,
+                loaded, definition, run, storage=storage, listener=listener, options=options
             )
         _print(result, run, record, as_json)
         trackers.finish_run()

@@ -21,7 +21,6 @@ from autotune.process.limits import Watcher
 from autotune.process.messages import ChildFolder, Message
 
 PROBE = "autotune.probe.measure:probed"
-INTERRUPTED = "the run was interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ It is imported by `opening.py` alone, which sets what Ray reads when it is impor
 """
 
 import contextlib
+import ipaddress
 import logging
 import os
 import platform
@@ -32,7 +33,6 @@ from autotune.process.companion import Companion
 from autotune.process.files import private_opener
 
 NAMESPACE = "autotune"
-LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 STORE_BYTES = 80_000_000
 """Ray's least; nothing of ours is in its store."""
 REACH_S = 5.0
@@ -88,12 +88,13 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
     else:
         if not is_reached(address):
             raise unreachable(address)
-        if not insecure and not address.startswith(LOOPBACK) and is_open(address, log):
+        if not insecure and not is_loopback(address) and is_open(address, log):
             raise user_error(
                 f"the Ray cluster at {address} asks for no token: whoever reaches it runs code",
                 hint="start its nodes with RAY_AUTH_MODE=token; where no other can reach it, "
                 "--insecure takes it as it is",
             )
+    ray._raylet.Config.initialize("")  # it may have been imported before its settings were made
     ends = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -125,6 +126,14 @@ def is_reached(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_loopback(address: str) -> bool:
+    """True if no other machine can reach HOST:PORT."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def unreachable(address: str) -> AutotuneError:

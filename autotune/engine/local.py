@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from autotune.engine.call import INTERRUPTED, Call, Heard, Running
+from autotune.engine.call import Call, Heard, Running
+from autotune.probe.outcome import INTERRUPTED
 from autotune.probe.survey import Machine
 from autotune.process.child_server import ChildServer
 

@@ -104,11 +104,13 @@ def started(run: RunFolder) -> tuple[str, Options]:
         return from_plain(str, info["study"]), from_plain(Options, info.get("options", {}))
 
 
-def accept_noise(run: RunFolder) -> None:
-    """Let the probes of a run count that ran while others took the cores."""
+def change_options(run: RunFolder, **changes: Any) -> None:
+    """Let a run go on with other options than it was started with."""
+    if not changes:
+        return
     with run.locked():
         info = run.read(run.run)
-        options = dataclasses.replace(started(run)[1], accept_noise=True)
+        options = dataclasses.replace(started(run)[1], **changes)
         write_json(run.run, {**info, "options": dataclasses.asdict(options)})
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from autotune.engine.opening import EngineOptions, engine_of
+from autotune.engine.opening import engine_of
 from autotune.job.job import Job
 from autotune.job.yaml_file import to_yaml
 from autotune.process.child_server import ChildServer
@@ -39,7 +39,6 @@ def tune(
     storage: str | None = None,
     listener: Listener | None = None,
     options: Options | None = None,
-    engine_options: EngineOptions | None = None,
 ) -> Result:
     """Find the fastest stable candidate of a job and write its verified bundle.
 
@@ -48,7 +47,6 @@ def tune(
         storage: an Optuna storage URL in place of the run's own SQLite file.
         options: how a new run searches; with it none may have been started there. Without, a run
             that goes on searches as it was started, a new one as by default.
-        engine_options: what runs its probes; None: as it was started.
 
     Raises:
         UserError: the job cannot be (exit code 2).
@@ -58,13 +56,12 @@ def tune(
 
     def opened(stack: contextlib.ExitStack) -> Session:
         name, kept = started(run)
-        chosen = engine_options or kept.engine
-        if chosen.name == "local":  # elsewhere it is a lane that has the devices
+        if kept.engine.name == "local":  # elsewhere it is a lane that has the devices
             stack.enter_context(devices_locked(job.devices, run.path, follower.waiting))
         deadline = Deadline(total_s=job.budget.total)
         with deadline.cuts():
             server = stack.enter_context(ChildServer(run.log))
-        engine = stack.enter_context(engine_of(chosen, job, run, name, server))
+        engine = stack.enter_context(engine_of(kept.engine, job, run, name, server))
         return open_job(job, definition, run, server, engine, storage, follower, deadline)
 
     if options is not None:

@@ -14,6 +14,7 @@ from autotune.facts import devices
 from autotune.plain_data import NONSENSE
 from autotune.probe.measure import describe_processes
 from autotune.probe.outcome import (
+    INTERRUPTED,
     NEAR_LIMIT,
     disturbed,
     is_by_another,
@@ -219,6 +220,8 @@ def _named(
 
 
 def _stopped(folder: ChildFolder, reason: str) -> Measurement:
+    if reason == INTERRUPTED:
+        return Measurement(outcome="interrupted", reason=reason)
     events = ProgressReader(folder.progress).new_events()
     estimates = [event for event in events if event.get("event") == "estimate"]
     last: dict[str, Any] = estimates[-1] if estimates else {}

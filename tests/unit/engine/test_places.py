@@ -1,6 +1,8 @@
 """Which nodes lanes are on, what a lane asks for, and who shares a node with whom."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -86,3 +88,8 @@ def test_several_at_once_are_not_asked_of_the_devices_of_this_machine():
         engine_of(options, make_job(), *[None] * 3),
     ):
         pass
+
+
+def test_a_run_on_this_machine_imports_no_ray():
+    code = "import sys, autotune.run.tuning; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
