@@ -11,13 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from autotune.engine import opening as engine_opening
-from autotune.engine.call import Call
 from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
-from autotune.process.messages import ChildFolder, write_json
+from autotune.process.messages import write_json
 from autotune.process.run_folder import RunFolder
-from autotune.run import opening, tuning
+from autotune.run import job_session, opening, tuning
 from autotune.run.expectations import Expectations
 from autotune.run.listener import Listener
 from autotune.run.session import Options
@@ -25,7 +23,6 @@ from autotune.space.definition import load_definition
 from autotune.space.job_file.load import load_job
 from tests.unit.builders import GIB, bad, make_estimate, ok
 from tests.unit.past_run import past_facts, write_job
-from tests.unit.run.made_engine import MadeEngine, candidate_of_call
 
 FIXED = {"optim": "adamw_torch", "attn_implementation": "sdpa"}
 PROBES = 8
@@ -42,9 +39,10 @@ def recorded(key: str) -> Measurement:
     return measured if speed > 400 else replace(measured, outcome="stopped", reason="cannot win")
 
 
-def replay_probe(call: Call) -> Measurement:
-    """In place of the measurement; a probe that has ended is not measured a second time."""
-    folder, candidate = ChildFolder(path=Path(call.folder)), candidate_of_call(call)
+def replay_probe(
+    _server: Any, folder: Any, _job: Any, _facts: Any, candidate: Any, **_: Any
+) -> Any:
+    """In place of `measure_candidate`; a probe that has ended is not measured a second time."""
     assert not folder.measurement.exists(), f"{folder.path} was measured already"
     time.sleep(0.005)
     measurement = recorded(candidate.key)
@@ -52,7 +50,7 @@ def replay_probe(call: Call) -> Measurement:
     return measurement
 
 
-def give_estimates(_estimator: Any, space: Any, _run: Any, *, here: bool) -> Expectations:
+def give_estimates(_estimator: Any, space: Any, _run: Any) -> Expectations:
     """In place of the traces: speeds that are off by up to a half, and of all it may fit."""
     estimates = {}
     for candidate in space.candidates:
@@ -63,16 +61,11 @@ def give_estimates(_estimator: Any, space: Any, _run: Any, *, here: bool) -> Exp
     return Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT)
 
 
-def give_facts(_job: Any, run: RunFolder, _server: Any, **_: Any) -> Any:
+def give_facts(_job: Any, run: RunFolder, _server: Any) -> Any:
     """In place of the survey."""
     facts = past_facts(run.path.parent)
     write_json(run.facts, facts.plain())
     return facts
-
-
-def made(_server: Any, at_once: int) -> MadeEngine:
-    """In place of the engine of this machine."""
-    return MadeEngine(replay_probe, at_once)
 
 
 @contextlib.contextmanager
@@ -83,7 +76,7 @@ def without_device() -> Iterator[None]:
         mock.patch.object(tuning, "ChildServer", lambda _: contextlib.nullcontext(server)),
         mock.patch.object(opening, "survey", give_facts),
         mock.patch.object(opening, "expected", give_estimates),
-        mock.patch.object(engine_opening, "LocalEngine", made),
+        mock.patch.object(job_session, "measure_candidate", replay_probe),
     ):
         yield
 
