@@ -39,11 +39,16 @@ class Case:
     fields: dict[str, Any]
 
 
+LLAMA = {"model": "llama-3.1-8b", "tuning": "lora"}
 CASES = (
     Case("7B LoRA, rtx4090", "rtx4090", {"model": "qwen2.5-7b", "tuning": "lora"}),
     Case("0.5B full, rtx4090", "rtx4090", {"model": "qwen2.5-0.5b", "max_length": 4096}),
     Case("3B full, h100", "h100", {"model": "qwen2.5-3b", "max_length": 2048}),
     Case("14B QLoRA, rtx4090", "rtx4090", {"model": "qwen2.5-14b", "tuning": "qlora"}),
+    Case("7B LoRA, l4", "l4", {"model": "qwen2.5-7b", "tuning": "lora"}),
+    Case("0.5B full, t4", "t4", {"model": "qwen2.5-0.5b"}),
+    Case("8B LoRA, 2048 tokens, rtx4090", "rtx4090", {**LLAMA, "max_length": 2048}),
+    Case("14B LoRA, a100-40gb", "a100-40gb", {"model": "qwen2.5-14b", "tuning": "lora"}),
 )
 
 
