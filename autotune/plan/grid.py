@@ -131,10 +131,8 @@ def _between(task: VariantTask, ends: Sequence[tuple[VariantTask, EstimateReply]
 def _streams(task: VariantTask, value: Any, full: PointReply) -> list[int]:
     """Return the bytes of each layer's result of attention, where that is kept; less each layer's
     input, where that waits on the host."""
-    config, tokens = (
-        task.traced.config,
-        full.worst_tokens or max(padded for _, padded, _ in full.sample),
-    )
+    config = task.traced.config
+    tokens = full.worst_tokens or max(padded for _, padded, _ in full.sample)
     width = {SELECTIVE: computed_bytes(config), OFFLOAD: -4 if is_wide(config) else -2}
     return [width.get(value, 0) * tokens * task.request.hidden] * max(task.request.layers, 1)
 

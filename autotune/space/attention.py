@@ -30,6 +30,7 @@ class Flash:
         makers: of GPUs that it runs on.
         least: the lowest compute capability of NVIDIA's.
         most: the highest.
+        most_with_sinks: the highest on which it computes sinks of attention.
         where: the same in words.
     """
 
@@ -39,6 +40,7 @@ class Flash:
     makers: tuple[str, ...] = ("NVIDIA",)
     least: tuple[int, int]
     most: tuple[int, int] = (99, 0)
+    most_with_sinks: tuple[int, int] = (99, 0)
     where: str
 
     @property
@@ -73,12 +75,14 @@ FLASH = (
         most=(9, 0),
         where="NVIDIA from Ampere to Hopper",
     ),
-    # transformers asks for Hopper; flash_attn/cute/interface.py takes 8.x to 12.x.
+    # transformers asks for Hopper; flash_attn/cute/interface.py takes 8.x to 12.x, and of sinks
+    # 9.0 to 11.0 (flash-attention's PR 2752).
     Flash(
         number=4,
         package="flash-attn-4",
         hub=f"{HUB}flash-attn4",
         least=(9, 0),
+        most_with_sinks=(11, 0),
         where="NVIDIA from Hopper on",
     ),
 )
@@ -102,7 +106,7 @@ def is_flash(kernel: object) -> bool:
 
 def flash_facts(facts: Facts) -> dict[str, bool]:
     """Return what rules may ask: whether each FlashAttention is there, or taken to be, and runs."""
-    return {f"stack.{f.value}": _refusal(f, f.value, facts) is None for f in FLASH}
+    return {f"stack.{flash.value}": _refusal(flash, flash.value, facts) is None for flash in FLASH}
 
 
 def attention_rules(job: Job, facts: Facts) -> Iterator[Rule]:
@@ -161,8 +165,8 @@ def _refusal(flash: Flash, kernel: str, facts: Facts) -> str | None:
     takes = facts.model.flash_kernels
     if takes and {*takes}.isdisjoint(_names(flash, kernel)):
         return f"{title} does not compute this architecture's attention ({', '.join(takes)} do)"
-    if takes and flash.number == 4 and (facts.device.capability or (9, 0)) >= (12, 0):
-        return f"{title} computes no sinks of attention on this GPU (on 9.0 to 11.0 it does)"
+    if takes and (facts.device.capability or flash.least) > flash.most_with_sinks:
+        return f"{title} computes no sinks of attention on this GPU"
     if not flash.runs(facts):
         return f"{title} does not run on this GPU ({flash.where})"
     sources = _sources(flash, kernel, facts)

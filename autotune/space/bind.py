@@ -179,7 +179,7 @@ def bind(definition: SpaceDefinition, job: Job, facts: Facts) -> SearchSpace:
     )
     if not candidates:
         decided = {**fixed_facts, **{k.name: k.values[0] for k in knobs if len(k.values) == 1}}
-        reasons = [*(enumeration.of_whole or enumeration.excluded)]
+        reasons = [*(enumeration.beyond_rules or enumeration.excluded)]
         raise UserError(nothing_left(rules, decided, {*job.fixed, *job.recipe}, reasons))
     return SearchSpace(
         shape=shape,
@@ -244,7 +244,11 @@ def _check_recipe(
     """Refuse a choice of what is learned that the model or the stack has no place for."""
     bound = {knob.name for knob in knobs}
     problems = [
-        Problem(where=f"{section}: {knob.name}", what=f"it needs `{name}: {str(needed).lower()}`")
+        Problem(
+            where=f"{section}: {knob.name}",
+            what=f"it needs `{name}: {str(needed).lower()}`, and that is not so here",
+            hint="leave it out, or choose another model",
+        )
         for section, pins in (("fixed", job.fixed), ("recipe", job.recipe))
         for knob in definition.knobs
         if knob.name in pins and knob.kind == "recipe" and knob.name not in bound

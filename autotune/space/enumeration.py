@@ -38,7 +38,7 @@ class Enumeration:
 
     Attributes:
         excluded: how many candidates each reason took out.
-        of_whole: reasons that took out what no rule forbids.
+        beyond_rules: reasons that took out candidates which no rule forbids.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Enumeration:
         self._knobs = [knob for knob in knobs if len(knob.values) != 1]
         self._shape, self._facts, self._positions = shape, facts, positions
         self.excluded: dict[str, int] = {}
-        self.of_whole: dict[str, None] = {}
+        self.beyond_rules: dict[str, None] = {}
         single_values = {knob.name: knob.values[0] for knob in knobs if len(knob.values) == 1}
         self._known: dict[str, Any] = {**fixed_facts, **single_values}
         self._rules: list[list[Rule]] = [[] for _ in range(len(self._knobs) + 1)]
@@ -125,7 +125,7 @@ class Enumeration:
             or share_problem(shape, self._facts, values)
         )
         if reason is not None:
-            self.of_whole[reason] = None
+            self.beyond_rules[reason] = None
             self._exclude(reason, len(self._knobs))
         elif count is not None:
             yield Candidate(values=values, gradient_accumulation_steps=count)

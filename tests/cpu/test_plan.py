@@ -313,6 +313,8 @@ def test_flags_alone_are_a_job_that_is_planned_by_both_tunings(autotune: Command
     text = " ".join(autotune("plan", *flags).split())
     assert "LoRA: 4 x 8" in text
     assert "1 of 1 candidates fit" in text
+    default = json.loads(autotune("plan", *flags, "--only-default", "--json"))
+    assert default["other_tuning"]["text"].startswith("Full tuning fits. It needs ")
 
 
 def test_one_candidate_and_the_space_that_it_is_of_are_remembered_apart(plans: Plans) -> None:

@@ -33,8 +33,8 @@ _LAUNCHES = ("deepspeed", "fsdp", "fsdp_config")
 _OTHER = (
     "`--method` says another: {}; a command is searched as it is by `autotune run --command -- ...`"
 )
-_OF_OTHER_TEACHERS = ("lmbda", "seq_kd", "loss_top_k", "use_teacher_server")
-"""Fields of trainers with a teacher that are not `DistillationTrainer`."""
+_EXPERIMENTAL_FIELDS = ("lmbda", "seq_kd", "loss_top_k", "use_teacher_server")
+"""Fields of trainers with a teacher in `trl.experimental`, which `DistillationTrainer` has not."""
 _WARMUPS = ("warmup_steps", "warmup_ratio")
 _FIRST = (
     *("model", "method", "dataset", "columns", "dataset_config", "dataset_train_split"),
@@ -191,9 +191,9 @@ def _method(trainer: GivenFile, owner: Tool, wishes: Wishes) -> str:
     data = readers.fields_of(owner, trainer.data)
     last = trainer.name.replace("\\", "/").rpartition("/")[2]
     method = wishes.method or readers.method_of(owner, data) or named.get(last)
-    others = [name for name in _OF_OTHER_TEACHERS if name in data]
-    if method == "distillation" and others:
-        what = f"`{others[0]}` is of a trainer of `trl.experimental`, which no method is for"
+    fields = [name for name in _EXPERIMENTAL_FIELDS if name in data]
+    if method in METHODS and METHODS[method].teacher and fields:
+        what = f"`{fields[0]}` is of a trainer of `trl.experimental`, which no method is for"
         raise user_error(what, where=trainer.name, hint=BY_SCRIPT)
     if method in METHODS:
         return str(method)

@@ -36,12 +36,12 @@ def flash_attention_installed(implementation: Any) -> Iterator[None]:
     if implementation not in IMPLEMENTATIONS:
         yield
         return
-    with _kept_by_selective_checkpointing(IMPLEMENTATIONS[implementation]), _in_utils():
+    with _selective_checkpointing(IMPLEMENTATIONS[implementation]), _packages():
         yield
 
 
 @contextlib.contextmanager
-def _kept_by_selective_checkpointing(number: int) -> Iterator[None]:
+def _selective_checkpointing(number: int) -> Iterator[None]:
     """Let TRL's selective checkpointing keep what it keeps of the kernels' operators, by their
     names; FlashAttention 4 has none, and is computed again."""
     try:
@@ -51,13 +51,14 @@ def _kept_by_selective_checkpointing(number: int) -> Iterator[None]:
         return
     require(module, "_ATEN_ATTENTION_PACKET_NAMES")
     names = module._ATEN_ATTENTION_PACKET_NAMES
-    own = () if number == IMPLEMENTATIONS["flash_attention_4"] else (_OPERATOR,)
-    with replaced(module, "_ATEN_ATTENTION_PACKET_NAMES", (*names, *own)):
+    operators = () if number == IMPLEMENTATIONS["flash_attention_4"] else (_OPERATOR,)
+    with replaced(module, "_ATEN_ATTENTION_PACKET_NAMES", (*names, *operators)):
         yield
 
 
 @contextlib.contextmanager
-def _in_utils() -> Iterator[None]:
+def _packages() -> Iterator[None]:
+    """Let transformers find the packages, and take these kernels for theirs."""
     utils = importlib.import_module(_UTILS)
     require(
         utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", "_lazy_imports", "_loaded_implementation"
