@@ -19,8 +19,8 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in FIL
 # A folder imports from those to its left, and from none beside it.
 ORDER = (
     "errors units plain_data < client < job < facts < space process < training"
-    " < probe estimate < plan search < bundle < run < report < api trackers server doctor script"
-    " < cli"
+    " < probe estimate < engine < plan search < bundle < run < report"
+    " < api trackers server doctor script < cli"
 )
 CHILD = ("training", "estimate/tracing", "estimate/variants", "estimate/speed/measuring")
 CHILD += ("script/child",)
@@ -42,6 +42,7 @@ OWNERS = {
     "sqlalchemy": ("search/storage.py", "server/store", "server/access/tokens.py"),
     "alembic": ("server/store",),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ("server",)),
+    "ray": ("engine",),
     "jinja2": ("report/html_templates.py",),
     "pandas": ("api",),
     "requests": ("client.py", "server/worker/door.py"),

@@ -8,13 +8,12 @@ from autotune.bundle.check.rules import disagreements, of_bundle
 from autotune.bundle.configuration import accelerate_config, trainer_config
 from autotune.bundle.launch_script import (
     NODES_SCRIPT,
-    SLURM_SCRIPT,
     launch_script,
     missing_fields,
     nodes_script,
-    slurm_script,
 )
 from autotune.bundle.readme import how_to_launch, plain_name, readme
+from autotune.bundle.schedulers import scheduled
 from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
 from autotune.bundle.vllm_script import serve_script, wants_server
 from autotune.errors import UserError
@@ -27,12 +26,14 @@ from autotune.space.knobs import COMPILES
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.sharding.sharding import DEEPSPEED
 from autotune.space.trl_config import Settings, resolve_precision, settings, threads
 from autotune.space.vllm.server import Split
 from autotune.training.registry import own_script
 
 SCHEMA = 1
 RECOMMENDATION = "recommendation.json"
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
 def bundle_files(
@@ -88,6 +89,7 @@ def launch_lines(chosen: Settings) -> list[str]:
         first=SERVE_SCRIPT if wants_server(chosen.config) else None,
         processes=chosen.processes,
         machines=job.devices.nodes,
+        deepspeed=chosen.deepspeed is not None,
         split=chosen.split,
         code=code_note(job),
     )
@@ -153,23 +155,33 @@ def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dic
 def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
     """Return the files of a launch over several machines."""
     method, machines = METHODS[chosen.job.method], chosen.job.devices.nodes
+    each = threads(chosen.facts, chosen.processes // machines)
     return {
         NODES_SCRIPT: nodes_script(
             method=method,
             python=python,
             environment=chosen.environment,
-            threads=threads(chosen.facts, chosen.processes),
+            threads=each,
             missing=missing_fields(chosen.config, method),
             sharding=chosen.sharding,
             machines=machines,
         ),
-        SLURM_SCRIPT: slurm_script(
-            method=method,
-            device_kind=chosen.facts.device.kind,
+        **scheduled(
+            name=method.name,
+            on_gpus=chosen.facts.device.kind == "cuda",
             processes=chosen.processes,
             machines=machines,
+            cpus=each + (chosen.config.get("dataloader_num_workers") or 0),
+            packages=requirements(chosen),
         ),
     }
+
+
+def requirements(chosen: Settings) -> list[str]:
+    """Return the packages that train, in the versions that were tuned, as pip requirements."""
+    names = [*_PACKAGES, *(["deepspeed"] if chosen.sharding.distributed_type == DEEPSPEED else [])]
+    versions = {name: chosen.facts.stack.versions.get(name) for name in names}
+    return [f"{name}=={v.partition('+')[0]}" for name, v in versions.items() if v]
 
 
 def _as_written(deepspeed: dict[str, Any]) -> str:

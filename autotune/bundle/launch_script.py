@@ -1,5 +1,5 @@
-"""The scripts that train with the bundle: `launch.sh` on one machine, `launch_nodes.sh` and
-`launch.slurm` over several. Pure.
+"""The scripts that train with the bundle: `launch.sh` on one machine, `launch_nodes.sh` on each of
+several. Pure.
 
 The number of processes is the one that was tuned, whatever the number of machines: with another
 one the global batch would be another.
@@ -79,10 +79,20 @@ if [ "${{#devices[@]}}" -lt {all} ]; then # not those of the whole job: serve.sh
 fi
 export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${{devices[*]:0:{first}}}")"
 """
-NODES_SCRIPT, SLURM_SCRIPT = "launch_nodes.sh", "launch.slurm"
-GPUS_OF_A_MACHINE = 8
-"""The most GPUs of a machine that a Slurm job asks for by default."""
+NODES_SCRIPT = "launch_nodes.sh"
 
+_SCHEDULERS = """\
+nodes="${NODES-}"
+if [ "$machine_rank" = FILL_IN ]; then  # SkyPilot, Kubeflow Trainer or srun may have started this
+    machine_rank="${SKYPILOT_NODE_RANK:-${PET_NODE_RANK:-${SLURM_NODEID:-FILL_IN}}}"
+    nodes="${nodes:-${SKYPILOT_NUM_NODES:-${PET_NNODES:-${SLURM_NNODES-}}}}"
+fi
+if [ "$main_address" = FILL_IN ]; then
+    main_address="${SKYPILOT_NODE_IPS:-${PET_MASTER_ADDR:-FILL_IN}}"
+    main_address="${main_address%%$'\\n'*}"  # the first of them
+fi
+"""
+"""Lines that ask a scheduler for what nobody has said or filled in."""
 _REFUSALS = """\
 if [ "$nodes" = 1 ]; then
     machine_rank="${MACHINE_RANK:-0}" main_address="${MAIN_ADDRESS:-127.0.0.1}"
@@ -247,7 +257,7 @@ def nodes_script(
         machines: of the job; where it has one, the script is for the fewest (at least two) that can
             share the processes. `NODES` overrides it.
     """
-    machine_count = machines if machines > 1 else _fewest(sharding.num_processes, 2)
+    machine_count = machines if machines > 1 else fewest_machines(sharding.num_processes, 2)
     machine = "the other one" if machine_count == 2 else "the second, and so on"
     flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
     lines = "".join(f"    {flag} \\\n" for flag in flags)
@@ -266,7 +276,8 @@ python={shlex.quote(python)}
 export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 machine_rank="${{MACHINE_RANK:-FILL_IN}}"  # FILL_IN: 0 on the first machine, 1 on the second ...
 main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the first machine
-nodes="${{NODES:-{machine_count}}}"
+{_SCHEDULERS}\
+nodes="${{nodes:-{machine_count}}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
 {_REFUSALS}\
 {asks(missing)}{exports(variables)}{_own_devices(environment)}\
@@ -291,42 +302,7 @@ def _own_devices(environment: Mapping[str, str]) -> str:
     return visible + enough_devices("$((processes / nodes))")
 
 
-def slurm_script(*, method: Method, device_kind: str, processes: int, machines: int = 1) -> str:
-    """Return the Slurm job as text: one task on each machine, which starts that machine's
-    processes.
-
-    Args:
-        machines: of the job; where it has one, the fewest of `GPUS_OF_A_MACHINE` are asked for.
-    """
-    nodes = machines if machines > 1 else _fewest(processes, -(-processes // GPUS_OF_A_MACHINE))
-    per_node = processes // nodes
-    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if device_kind == "cuda" else ""
-    return f"""\
-#!/usr/bin/env bash
-# Written by autotune: {NODES_SCRIPT} as a Slurm job. Submit it from this folder, which all machines
-# have to see:
-#   sbatch {SLURM_SCRIPT} [arguments for TRL]
-# The number of machines times the processes of each has to stay {processes}. Flags of sbatch win
-# over the lines below.
-#SBATCH --job-name=autotune-{method.name}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-{gpus}#SBATCH --output=%x-%j.log
-##SBATCH --partition=FILL_IN  # fill in what your cluster wants, and take one `#` away
-##SBATCH --account=FILL_IN
-##SBATCH --time=FILL_IN
-##SBATCH --cpus-per-task=FILL_IN
-set -euo pipefail
-here="${{SLURM_SUBMIT_DIR:?submit this script with sbatch, from its folder}}"
-machines="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
-export NODES="$SLURM_JOB_NUM_NODES" MAIN_ADDRESS="${{machines%%$'\n'*}}"
-export MAIN_PORT="${{MAIN_PORT:-$((20000 + SLURM_JOB_ID % 10000))}}"
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
-    bash -c 'MACHINE_RANK="$SLURM_NODEID" exec bash "$0" "$@"' "$here/{NODES_SCRIPT}" "$@"
-"""
-
-
-def _fewest(processes: int, minimum: int) -> int:
+def fewest_machines(processes: int, minimum: int) -> int:
     """Return the fewest machines, and no less than some, over which processes can be spread
     evenly."""
     return next(n for n in range(minimum, processes + 1) if processes % n == 0)

@@ -1,7 +1,7 @@
 """The bundle of a plan's answer: marked until it was launched where it trains. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from autotune.bundle.bundle import (
     launch_lines,
     launched_files,
     origin_plain,
+    requirements,
 )
 from autotune.bundle.mark import digests, marked
 from autotune.bundle.readme import heading, knobs_table, page, plain_name, step_name
@@ -26,7 +27,6 @@ from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.attention import ATTENTION, is_downloaded
 from autotune.space.knobs import Candidate, from_knobs
 from autotune.space.packages import packages_to_install
-from autotune.space.sharding.sharding import DEEPSPEED
 from autotune.space.trl_config import Settings, settings
 from autotune.units import format_bytes, format_seconds
 
@@ -36,7 +36,6 @@ _JOB_HEADER = """\
 # Written by autotune: the job of this bundle, read by `autotune verify`. Where model or data lie
 # elsewhere on the machine that trains, correct their paths here first.
 """
-_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +237,8 @@ def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
     """Yield the requirements of the machine that trains: devices, packages, paths."""
     job, facts = chosen.job, chosen.facts
     yield f"- {job.devices.total} x {planned.device}"
-    yield f"- Python {facts.stack.python} with {', '.join(_requirements(chosen))}"
+    packages = ", ".join(f"`{package}`" for package in requirements(chosen))
+    yield f"- Python {facts.stack.python} with {packages}"
     own = packages_to_install(job, facts, planned.candidate)
     if own:
         yield f"- {', '.join(own)}, not installed where this was planned, so that it was not tried"
@@ -248,10 +248,3 @@ def _assumptions(planned: Planned, chosen: Settings) -> Iterator[str]:
     if not isinstance(job.dataset, NoData):
         yield f"- the data are `{job.dataset}`"
     yield from (f"- {assumption}" for assumption in job.assumed)
-
-
-def _requirements(chosen: Settings) -> Sequence[str]:
-    """Return the packages that it was planned with, as pip requirements."""
-    names = [*_PACKAGES, *(["deepspeed"] if chosen.sharding.distributed_type == DEEPSPEED else [])]
-    versions = {name: chosen.facts.stack.versions.get(name) for name in names}
-    return [f"`{name}=={v.partition('+')[0]}`" for name, v in versions.items() if v]

@@ -12,6 +12,13 @@ from autotune.space.knobs import Candidate, value_label
 from autotune.space.vllm.server import Split
 from autotune.units import format_bytes, format_seconds
 
+_SHARED = (
+    "Several machines need `output_dir` on a disk that all see: each writes a part of checkpoints.",
+    "Where they do not meet, `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name the network "
+    "(`NCCL_DEBUG=INFO` prints which one was taken).",
+)
+_COMPILED = "DeepSpeed compiles when it first starts: `TORCH_EXTENSIONS_DIR` on each machine's own "
+_COMPILED += "disk keeps them from waiting for one lock in a home that they share."
 NEEDS_VLLM = "It needs vLLM (`pip install trl[vllm]`), which was not run here unless it says so."
 
 
@@ -85,6 +92,7 @@ def how_to_launch(
     first: str | None,
     processes: int,
     machines: int,
+    deepspeed: bool,
     split: Split | None,
     code: str | None = None,
 ) -> list[str]:
@@ -115,14 +123,17 @@ def how_to_launch(
     if machines > 1:
         launch = [
             f"It trains with {processes} processes on {machines} machines, one for each device: "
-            f"run `bash launch_nodes.sh{flags(missing)}` on each (it says how), or submit "
-            f"`launch.slurm`. {check}",
+            f"run `bash launch_nodes.sh{flags(missing)}` on each (it says how), or start it by "
+            f"Slurm (`launch.slurm`), SkyPilot (`sky.yaml`) or Kubeflow Trainer (`trainjob.yaml`). "
+            f"{check}",
             *data_kinds(missing),
         ]
     return [
         *([f"Start `{first}` first, {where}."] if first else []),
         *([NEEDS_VLLM] if uses_vllm else []),
         *launch,
+        *(_SHARED if processes > 1 and split is None else []),
+        *([_COMPILED] if processes > 1 and split is None and deepspeed else []),
         *([f"Mind that {code}."] if code else []),
     ]
 

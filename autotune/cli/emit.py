@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +14,7 @@ from autotune.errors import user_error
 
 _MOST_BYTES = 2**22
 FORMATS = ("axolotl", "llamafactory")
+RAY_SLURM = "ray-slurm"
 
 
 @click.command("emit")
@@ -23,18 +26,22 @@ FORMATS = ("axolotl", "llamafactory")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(FORMATS),
+    type=click.Choice((*FORMATS, RAY_SLURM)),
     help="Print the bundle as another tool reads it (with --out: write its files there), and say "
-    "what that cannot express. RUN may be the folder of a bundle, too.",
+    "what that cannot express. RUN may be the folder of a bundle, too. `ray-slurm`: print the "
+    "Slurm job that searches on Ray for the job of RUN, which may be a job's file, too.",
 )
 @json_option
 @guarded
 def command(run: Path, probe: int | None, out: Path | None, form: str | None, as_json: bool) -> int:
     """Write the bundle of RUN again, or that of one of its probes. Only the bundle that was
     verified before is called verified: see `autotune verify`."""
+    from autotune.bundle.formats.written import formatted
     from autotune.process.files import refuse_used
     from autotune.run.past_run import reopen
 
+    if form == RAY_SLURM and probe is not None:
+        raise user_error("a search has many probes", where="--probe", hint="leave it out")
     bundle = form is not None and _is_bundle(run)
     if bundle and probe is not None:
         hint = f"name the run: `autotune emit RUN --probe {probe} --format {form}`"
@@ -44,8 +51,10 @@ def command(run: Path, probe: int | None, out: Path | None, form: str | None, as
             hint = "choose another one"
             raise user_error("the folder exists already", where=str(out), hint=hint)
         refuse_used(out)
+    if form == RAY_SLURM:
+        return _write_form(_search(run), form, out, as_json)
     if form is not None and bundle:
-        return _write_form(_texts_of(run), form, out, as_json)
+        return _write_form(formatted(_texts_of(run), form), form, out, as_json)
     past = reopen(run)
     print_notes(past.notes)
     target = (out or past.run.bundle).absolute()
@@ -53,7 +62,7 @@ def command(run: Path, probe: int | None, out: Path | None, form: str | None, as
     verification = past.kept_verification(recommendation)
     rendered = past.files(recommendation, verification)
     if form is not None:
-        return _write_form(rendered, form, out, as_json)
+        return _write_form(formatted(rendered, form), form, out, as_json)
     with past.run.locked() if out is None else contextlib.nullcontext():
         past.run.write_bundle(target, rendered)
     if as_json:
@@ -76,11 +85,19 @@ def _texts_of(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _write_form(texts: dict[str, str], form: str, out: Path | None, as_json: bool) -> int:
-    """Print or write a bundle in another form, and say what is lost."""
-    from autotune.bundle.formats.written import formatted
+def _search(run: Path) -> Any:
+    """Return the Slurm job that searches on Ray."""
+    from autotune.bundle.formats.launched import Formatted
+    from autotune.bundle.schedulers import ray_script
+    from autotune.space.job_file.load import load_job
 
-    found = formatted(texts, form)
+    file = (run / "job.yaml" if run.is_dir() else run).absolute()
+    devices = load_job(file, elsewhere=True)[0].devices
+    return Formatted(files={"ray.slurm": ray_script(str(file), sys.executable, devices)}, lost={})
+
+
+def _write_form(found: Any, form: str, out: Path | None, as_json: bool) -> int:
+    """Print or write a bundle in another form, and say what is lost."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in found.files.items():

@@ -1,6 +1,7 @@
 """Options that several commands share: a job from a file and flags, errors, output."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,69 @@ def names_model(text: str) -> bool:
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--engine`, `--address`, `--at-once` and `--insecure`, as one argument `runs_on`: None
+    where nothing is said."""
+
+    @functools.wraps(function)
+    def command(
+        engine: str | None, address: str | None, at_once: int | None, insecure: bool, **options: Any
+    ) -> Any:
+        return function(runs_on=_engine(engine, address, at_once, insecure), **options)
+
+    for option in (
+        click.option(
+            "--insecure",
+            is_flag=True,
+            help="Take a Ray cluster that asks for no token: whoever reaches it runs code there.",
+        ),
+        click.option(
+            "--at-once",
+            type=click.IntRange(1, 64),
+            help="Probes at once. Default: 2 on Ray, where each has devices of its own; else 1.",
+        ),
+        click.option(
+            "--address",
+            metavar="HOST:PORT",
+            help="The head of a Ray cluster, whose nodes have to see the run's folder. Default: "
+            "RAY_ADDRESS, else a Ray on this machine alone.",
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            help="Where probes run: on this machine (the default) or on nodes of Ray.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _engine(name: str | None, address: str | None, at_once: int | None, insecure: bool) -> Any:
+    if name != "ray" and (address is not None or insecure):
+        flag = "--address" if address is not None else "--insecure"
+        raise user_error("it is of a Ray cluster", where=flag, hint="add --engine ray")
+    if name is None and at_once is None:
+        return None
+    from autotune.engine.opening import EngineOptions
+
+    if name == "ray" and address is None and (address := os.environ.get("RAY_ADDRESS")):
+        echo(f"probes run on the Ray cluster at {address} (RAY_ADDRESS)", err=True)
+    return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
+
+
+def changes_of(accept_noise: bool, runs_on: Any) -> dict[str, Any]:
+    """Return what was said that a run may also change when it goes on."""
+    noise = {"accept_noise": True} if accept_noise else {}
+    return noise | ({} if runs_on is None else {"engine": runs_on})
+
+
+def refuse_engine(runs_on: Any) -> None:
+    """Refuse what was said of an engine where a script is started."""
+    if runs_on is not None:
+        hint = "leave it out, and --at-once, or describe the training as a job (`autotune init`)"
+        raise user_error("a script is started on this machine", where="--engine", hint=hint)
 
 
 def record_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,10 +11,13 @@ from autotune.cli.command import echo, guarded, print_json
 from autotune.cli.doctor import say_what_fails
 from autotune.cli.job_options import (
     all_sets,
+    changes_of,
+    engine_options,
     job_options,
     json_option,
     load,
     record_option,
+    refuse_engine,
     track_option,
     write_result,
 )
@@ -68,6 +71,7 @@ ADD_SERVER = "add --server URL"
 @click.option("--quiet", is_flag=True, help="Print nothing while it runs, except errors.")
 @json_option
 @guarded
+@engine_options
 def command(
     job: Path | None,
     sets: tuple[str, ...],
@@ -77,6 +81,7 @@ def command(
     no_verify: bool,
     accept_noise: bool,
     track: tuple[str, ...],
+    runs_on: Any,
     server: str | None,
     attach: str | None,
     record: Path | None,
@@ -100,10 +105,10 @@ def command(
     nothing. The bundle comes to --out.
     """
     if is_of_script(flags, resume):
-        output: dict[str, Any] = {"track": track, "record": record}
-        output |= {"quiet": quiet, "as_json": as_json}
+        refuse_engine(runs_on)
+        output: dict[str, Any] = {"verify": not no_verify, "accept_noise": accept_noise}
+        output |= {"track": track, "record": record, "quiet": quiet, "as_json": as_json}
         limits = all_sets(sets, flags)
-        output |= {"verify": not no_verify, "accept_noise": accept_noise}
         return _code(by_script(job, limits, flags, out, resume, **output))
     if server is not None:
         return _by_server(server, job, all_sets(sets, flags), out, attach, resume, as_json)
@@ -117,11 +122,10 @@ def command(
     if resume is not None:
         _refuse_to_resume_with(out, no_history, no_verify)
         search = (*_resumed(resume, job, sets, flags), None)
-        if accept_noise:
-            opening.accept_noise(search[2])
+        opening.change_options(search[2], **changes_of(accept_noise, runs_on))
     else:
         verify, history = not no_verify, not no_history
-        options = Options(history=history, verify=verify, accept_noise=accept_noise)
+        options = Options(history=history, verify=verify, **changes_of(accept_noise, runs_on))
         search = (*_new(job, sets, flags, out), options)
     return _tune(search, track, record, quiet, as_json)
 

@@ -8,7 +8,9 @@ import math
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import machine_error
 from autotune.facts import Facts, devices
@@ -22,10 +24,10 @@ from autotune.process.child_server import ChildServer
 from autotune.process.disk import full_disk, little_shared_memory
 from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
-from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, Message, read_json, write_json
 from autotune.process.progress import ProgressReader
 from autotune.space.knobs import Candidate
-from autotune.space.trl_config import settings, threads
+from autotune.space.trl_config import device_environment, settings, threads
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks_worker:probe"
@@ -70,6 +72,7 @@ def measure(
     request: ProbeRequest,
     limits: Limits,
     watch: Watcher | None = None,
+    worker: str | None = None,
 ) -> Measurement:
     """Run the probe of `request` in `folder`; return its measurement, `busy` where another process
     computes on the GPU before it or after it.
@@ -85,7 +88,7 @@ def measure(
     clear_ranks(folder.path)
     kills_before = memory_kills()
     write_json(folder.request, request.plain())
-    ending = server.run(folder, WORKER, limits, watch, host_meter(request))
+    ending = server.run(folder, worker or WORKER, limits, watch, host_meter(request))
     full = full_disk((folder.path, Path(tempfile.gettempdir())))
     for scratch in (folder.scratch, *folder.path.glob("rank-*/scratch")):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -118,6 +121,78 @@ def host_meter(request: ProbeRequest) -> HostMeter | None:
     return HostMeter(request.host_limit_bytes, ranks=ranks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeTask(Message):
+    """A probe as whatever runs it is asked for it.
+
+    Attributes:
+        own_s: its own limit of time.
+        most_s: seconds that are left for it; None: any. A probe that they cut short is
+            `interrupted`: with its own time it might have ended well.
+        timed: whether its speed counts: then it is `busy` where others took the cores.
+        elsewhere: whether it was made on another machine, and takes as many devices of this one.
+    """
+
+    request: ProbeRequest
+    own_s: float
+    most_s: float | None = None
+    timed: bool = True
+    elsewhere: bool = False
+    worker: str = field(default_factory=lambda: WORKER)
+
+
+def probe_task(
+    job: Job,
+    facts: Facts,
+    candidate: Candidate,
+    *,
+    rows: Path,
+    output_dir: Path,
+    limit: int,
+    to_beat: float | None = None,
+    most_s: float = math.inf,
+    timed: bool = True,
+    elsewhere: bool = False,
+) -> ProbeTask:
+    """Return the task that probes a candidate within the job's own time limit.
+
+    Args:
+        to_beat: tokens/s of the fastest so far.
+    """
+    request = probe_request(
+        job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
+    )
+    return ProbeTask(
+        request=dataclasses.replace(request, to_beat_tokens_per_s=to_beat),
+        own_s=60 * job.budget.probe_minutes,
+        most_s=most_s if math.isfinite(most_s) else None,
+        timed=timed,
+        elsewhere=elsewhere,
+    )
+
+
+def probed(
+    server: ChildServer, folder: ChildFolder, plain: Any, watch: Watcher | None = None
+) -> Measurement:
+    """Probe as a `ProbeTask`, as plain data, says; once more where another process ended it.
+
+    Raises:
+        MachineError: it crashed on a full disk, which says nothing of it.
+    """
+    task = ProbeTask.from_plain(plain)
+    if task.elsewhere:
+        task = dataclasses.replace(task, request=_with_devices_here(task.request))
+    most_s = math.inf if task.most_s is None else task.most_s
+    measurement = _in_time(server, folder, task, most_s, watch)
+    if is_by_another(measurement) and most_s > measurement.seconds:
+        again = _in_time(server, folder, task, most_s - measurement.seconds, watch)
+        measurement = of_both(measurement, again)
+    measurement = disturbed(measurement) if task.timed else measurement
+    if folder.path.exists():
+        write_json(folder.measurement, measurement.plain())
+    return measurement
+
+
 def measure_candidate(
     server: ChildServer,
     folder: ChildFolder,
@@ -128,37 +203,30 @@ def measure_candidate(
     rows: Path,
     output_dir: Path,
     limit: int,
-    watch: Watcher | None = None,
-    to_beat: float | None = None,
-    most_s: float = math.inf,
-    timed: bool = True,
 ) -> Measurement:
-    """Probe a candidate of a job in `folder`, within the job's own time limit; once more where
-    another process ended it.
+    """Probe a candidate of a job on this machine, by itself."""
+    task = probe_task(job, facts, candidate, rows=rows, output_dir=output_dir, limit=limit)
+    return probed(server, folder, task.plain())
 
-    Args:
-        to_beat: tokens/s of the fastest so far.
-        timed: whether its speed counts: then it is `busy` where others took the cores.
-        most_s: seconds that are left for it; a probe that they cut short is `interrupted`: with its
-            own time it might have ended well.
 
-    Raises:
-        MachineError: it crashed on a full disk, which says nothing of it.
-    """
-    request = probe_request(
-        job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
+def shares_its_host(request: ProbeRequest) -> bool:
+    """True if a probe's speed depends on what a whole machine shares: cores, memory, disks."""
+    return (
+        request.device_kind == "cpu"
+        or bool(request.config.get("dataloader_num_workers"))
+        or request.parsed_sharding.offloads
     )
-    request = dataclasses.replace(request, to_beat_tokens_per_s=to_beat)
-    own_s = 60 * job.budget.probe_minutes
-    measurement = _in_time(server, folder, request, own_s, most_s, watch)
-    if is_by_another(measurement) and most_s > measurement.seconds:
-        left_s = most_s - measurement.seconds
-        again = _in_time(server, folder, request, own_s, left_s, watch)
-        measurement = of_both(measurement, again)
-    measurement = disturbed(measurement) if timed else measurement
-    if folder.path.exists():
-        write_json(folder.measurement, measurement.plain())
-    return measurement
+
+
+def _with_devices_here(request: ProbeRequest) -> ProbeRequest:
+    """Return a request with the devices that this process is shown."""
+    device = devices.detect(request.device_kind, 0, 1 + len(request.peers))
+    return dataclasses.replace(
+        request,
+        device_index=device.index,
+        peers=list(device.peers),
+        environment={**request.environment, **device_environment(device)},
+    )
 
 
 def _with_shared_memory(measurement: Measurement) -> Measurement:
@@ -175,16 +243,15 @@ def _with_shared_memory(measurement: Measurement) -> Measurement:
 def _in_time(
     server: ChildServer,
     folder: ChildFolder,
-    request: ProbeRequest,
-    own_s: float,
+    task: ProbeTask,
     most_s: float,
     watch: Watcher | None,
 ) -> Measurement:
     """Return a probe that has its own limit of time, or less where there is less."""
-    limits = Limits(wall_s=max(min(own_s, most_s), 0.0))
-    measurement = measure(server, folder, request, limits, watch)
+    limits = Limits(wall_s=max(min(task.own_s, most_s), 0.0))
+    measurement = measure(server, folder, task.request, limits, watch, task.worker)
     hung = measurement.inferred
-    if measurement.outcome == "timeout" and not hung and limits.wall_s < own_s:
+    if measurement.outcome == "timeout" and not hung and limits.wall_s < task.own_s:
         reason = f"the total budget left it {limits.wall_s:.0f} s"
         measurement = dataclasses.replace(measurement, outcome="interrupted", reason=reason)
     return measurement

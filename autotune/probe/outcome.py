@@ -24,6 +24,8 @@ WAITED = "processor_wait_share"
 QUIET = 0.1
 """The share of waiting for a core above which a probe shows the machine's load. Of 494 probes on
 two idle cores half waited for 1% or less, one in twenty for more than 8%."""
+INTERRUPTED = "the run was interrupted"
+"""The reason to stop a probe that says nothing of its candidate."""
 QUIET_VARIABLE = "AUTOTUNE_QUIET"
 """The variable that sets another share, for machines that are never quiet."""
 
@@ -150,6 +152,8 @@ def _last_share(ending: Ending) -> float | None:
 
 
 def _stopped_measurement(ending: Ending) -> Measurement:
+    if ending.stop_reason == INTERRUPTED:
+        return Measurement(outcome="interrupted", reason=INTERRUPTED)
     estimates = [event for event in ending.events if event.get("event") == "estimate"]
     return Measurement(
         processor_wait_share=_last_share(ending),

@@ -172,6 +172,10 @@ class Measurement(Message):
     inferred: bool = False
     """True where the outcome was concluded from outside, not reported by the child."""
     seconds: float = 0.0
+    wall_s: float | None = None
+    """Its part of the run's own time, where several ran at once; None: all of `seconds`."""
+    node: str | None = None
+    """The machine that it ran on, where the run had several to choose from."""
     stages_s: dict[str, float] = field(default_factory=dict)
     failure: dict[str, Any] | None = None
     processes: list[dict[str, Any]] = field(default_factory=list)

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, Problem, UserError, machine_error, user_error
 from autotune.facts import Facts, devices, facts_from_plain, stack
 from autotune.facts.data import DataFacts
-from autotune.facts.host import host
+from autotune.facts.host import HostFacts, host
 from autotune.facts.model import ModelFacts
 from autotune.job.job import Job, NoData
 from autotune.job.methods import METHODS
@@ -18,7 +19,7 @@ from autotune.probe.protocol import SurveyRequest
 from autotune.process.child_server import ChildServer
 from autotune.process.host_memory import meter_of_a_look
 from autotune.process.limits import Ending, Limits, signal_name
-from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, Message, read_json, write_json
 from autotune.process.progress import ending_of
 from autotune.process.run_folder import RunFolder
 from autotune.space.checkpointing import CHECKPOINTING
@@ -37,13 +38,40 @@ STALL_S, HUB_S = 60.0, 300.0
 """Without progress, idle or computing; idle the second where a hub is asked, which may be slow."""
 
 
-def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = False) -> Facts:
+@dataclass(frozen=True, kw_only=True)
+class Machine(Message):
+    """A machine that runs probes: the devices of a job, what they are in, what is installed."""
+
+    device: devices.DeviceFacts
+    host: HostFacts
+    stack: stack.StackFacts
+
+
+def machine_here(job: Job) -> Machine:
+    """Return this machine.
+
+    Raises:
+        MachineError: the devices that were asked for are not there.
+    """
+    device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
+    return Machine(device=device, host=host(), stack=stack.installed(job.method))
+
+
+def survey(
+    job: Job,
+    run: RunFolder,
+    server: ChildServer,
+    *,
+    planned: bool = False,
+    machine: Machine | None = None,
+) -> Facts:
     """Return the facts of the job's model, data, device and stack; keep them in the run folder.
 
     A run that goes on keeps what it found of model and data; the device is looked at afresh.
 
     Args:
         planned: whether nothing is going to be trained, so that a model's shape is enough.
+        machine: that runs the probes; None: this one.
 
     Raises:
         UserError: the model, the data or a training field cannot be used.
@@ -53,15 +81,14 @@ def survey(job: Job, run: RunFolder, server: ChildServer, *, planned: bool = Fal
     if not planned:
         refuse_unrewarded(job)
     stack.refuse_missing(job.method)
-    device = devices.detect(job.devices.kind, job.devices.index, job.devices.count)
-    facts = _known(run)
+    machine = machine or machine_here(job)
+    device, facts = machine.device, _known(run)
     if facts is not None:
         # Measurements of one study share one limit: the free memory of the start stands.
         device = dataclasses.replace(device, free_bytes=facts.device.free_bytes)
-        return dataclasses.replace(facts, device=device, host=facts.host or host())
+        return dataclasses.replace(facts, device=device, host=facts.host or machine.host)
     model, data = _survey_in_child(job, run, server, device, planned)
-    installed = stack.installed(job.method)
-    facts = Facts(model=model, data=data, device=device, stack=installed, host=host())
+    facts = Facts(model=model, data=data, device=device, stack=machine.stack, host=machine.host)
     write_json(run.machine, {"device": facts.plain()["device"], "stack": facts.plain()["stack"]})
     write_json(run.facts, facts.plain())
     return facts

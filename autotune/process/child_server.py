@@ -72,6 +72,7 @@ class ChildServer:
         self._buffer = b""
         self._talking = threading.Lock()
         self._endings: dict[int, dict[str, Any]] = {}
+        self._asked: dict[Path, str] = {}
         self.fresh: str | None = None
         """Why every child is a fresh process, slower by the imports; None: children are forked."""
         self._importing_since: float | None = None
@@ -186,6 +187,16 @@ class ChildServer:
         except BaseException:
             self.close()  # and its children with it: what they still send is not for the next
             raise
+        finally:
+            self._asked.pop(folder.path, None)
+
+    def stop(self, folder: ChildFolder, reason: str) -> None:
+        """End the child of a folder that another thread watches, or is about to."""
+        self._asked[folder.path] = reason
+
+    def asked(self, folder: ChildFolder) -> str | None:
+        """Return why the child of a folder is to end; None while it is not."""
+        return self._asked.get(folder.path)
 
     def _start(self, folder: ChildFolder, worker: str) -> int | None:
         """Return the process of a new child; None where the server does not answer, which ends
@@ -288,7 +299,7 @@ class ChildWatch:
         watch: Watcher | None,
         host: HostMeter | None,
     ):
-        self._server, self._pid = server, pid
+        self._server, self._folder, self._pid = server, folder, pid
         self._limits, self._watch, self._host = limits, watch, host
         self._reader = ProgressReader(folder.progress)
         self._logs = (LogTail(folder.stdout), LogTail(folder.stderr))
@@ -339,7 +350,7 @@ class ChildWatch:
 
     def _look(self) -> None:
         now = time.monotonic()
-        reason = self._read_progress(deciding=True)
+        reason = self._read_progress(deciding=True) or self._server.asked(self._folder)
         processor = processor_seconds(self._pid)
         if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
             self._processor_s, self._active_at, self._session_s = processor, now, None

@@ -27,7 +27,9 @@ class Probe:
         outcome: as it was measured; `running` where there is none yet.
         least_bytes: what it needs at least, where it ran out of memory on the way: its peak is that
             of a part of it.
-        began_s: seconds that the probes before it took together.
+        began_s: seconds of the clock that the probes before it took together.
+        seconds: that it had its devices.
+        node: where it ran; None: where the run did.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Probe:
     expected: Expected | None
     began_s: float
     seconds: float
+    node: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

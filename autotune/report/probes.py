@@ -67,9 +67,10 @@ def probe_list(
                 expected=_expected(estimates.get(record.candidate.key)),
                 began_s=began_s,
                 seconds=seconds,
+                node=None if m is None else m.node,
             )
         )
-        began_s += seconds
+        began_s += seconds if m is None or m.wall_s is None else m.wall_s
     return probes
 
 

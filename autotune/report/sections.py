@@ -262,9 +262,9 @@ def _why_not(probe: Probe) -> str:
 
 
 def _time(content: Content) -> Section:
-    heads = ("probe", "candidate", "outcome", "began#", "took#", "tokens/s#", "peak#")
+    heads = ["probe", "candidate", "outcome", "began#", "took#", "tokens/s#", "peak#", "node"]
     rows = [
-        (
+        [
             str(probe.number),
             probe.candidate,
             probe.outcome,
@@ -272,13 +272,20 @@ def _time(content: Content) -> Section:
             format_seconds(probe.seconds),
             speed_text(probe.tokens_per_s, probe.uncertainty),
             size_text(probe.peak_memory_bytes),
-        )
+            probe.node or "",
+        ]
         for probe in content.probes
     ]
+    text = "Time is that of the probes alone, one after another."
+    if any(probe.node for probe in content.probes):
+        devices = format_seconds(sum(probe.seconds for probe in content.probes))
+        text = f"Time is that of the probes alone, some at once: devices had {devices} of them."
+    else:
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     return Section(
         name="time",
         title="The search in time",
-        text=("Time is that of the probes alone, one after another.", *content.said),
+        text=(text, *content.said),
         tables=_table("Every probe", heads, rows),
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
 from autotune.job.methods import METHODS
 from autotune.probe.extensions import compiled_folder
@@ -115,6 +116,7 @@ class BundleLaunch:
         launched: what the bundle sets.
         rehearsal: the rows that were written for it, and its steps.
         stages: is told of each stage.
+        launch: runs its command.
     """
 
     run: RunFolder
@@ -122,6 +124,7 @@ class BundleLaunch:
     rehearsal: RehearsalReply
     deadline: Deadline
     stages: Stages
+    launch: Launcher = launch
 
     @property
     def log(self) -> Path:
@@ -174,7 +177,7 @@ class BundleLaunch:
         fewer = _fewer_together(self.launched.config, parts, self.launched.processes)
         flags = _flags(self.run.verification / "data", output, steps, self.launched, fewer)
         heard = LaunchStages(self.stages, self.rehearsal)
-        report = launch(
+        report = self.launch(
             ["bash", str(self.run.launch), *flags],
             log=self.log,
             environment={

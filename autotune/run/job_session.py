@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.bundle.bundle import bundle_files, found_by
+from autotune.engine.call import Call, result_of
+from autotune.engine.launching import launcher_of
 from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job.job import Job
@@ -13,11 +15,9 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.questions.changes import TriedChange, offloading, single_changes
 from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import FASTEST, Advisor
-from autotune.probe.measure import measure_candidate
+from autotune.probe.measure import ProbeTask, probe_task, shares_its_host
 from autotune.probe.protocol import Measurement
 from autotune.process.child_server import ChildServer
-from autotune.process.limits import Watcher
-from autotune.process.messages import ChildFolder
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import OutOfTime
 from autotune.run.listener import follow_probe
@@ -41,29 +41,32 @@ class JobSession(Session):
     most_launches = 3
     server: ChildServer
 
-    def measure(
-        self,
-        number: int,
-        candidate: Candidate,
-        *,
-        watch: Watcher | None,
-        to_beat: float | None,
-        most_s: float,
-    ) -> Measurement:
-        """Return the measurement of a short training in a child."""
-        return measure_candidate(
-            self.server,
-            self.run.probe(number),
-            self.job,
+    def call(
+        self, number: int, candidate: Candidate, *, to_beat: float | None, most_s: float
+    ) -> Call:
+        """Return the call of a short training in a child."""
+        task = self._task(self.job, candidate, to_beat, most_s, not self.options.accept_noise)
+        return Call(
+            key=f"{number:04d}",
+            folder=str(self.run.probe(number).path),
+            request=task.plain(),
+            alone=shares_its_host(task.request),
+        )
+
+    def _task(
+        self, job: Job, candidate: Candidate, to_beat: float | None, most_s: float, timed: bool
+    ) -> ProbeTask:
+        return probe_task(
+            job,
             self.facts,
             candidate,
             rows=self.run.rows,
             output_dir=self.run.output,
             limit=self.limit_bytes,
-            watch=watch,
             to_beat=to_beat,
             most_s=most_s,
-            timed=not self.options.accept_noise,
+            timed=timed,
+            elsewhere=self.engine.is_remote,
         )
 
     def work(self, candidate: Candidate) -> Work:
@@ -99,6 +102,7 @@ class JobSession(Session):
             self.deadline,
             self.listener.verification_stage,
             accept_noise=self.options.accept_noise,
+            launcher=launcher_of(self.engine),
         )
 
     def remedies(self, nothing: NothingFits) -> Remedies:
@@ -113,19 +117,10 @@ class JobSession(Session):
 
     def _what_if(self, job: Job, candidate: Candidate, name: str) -> Measurement:
         """Return a probe beside the search: it is not part of the study."""
-        return measure_candidate(
-            self.server,
-            ChildFolder(path=self.run.what_if / name),
-            job,
-            self.facts,
-            candidate,
-            rows=self.run.rows,
-            output_dir=self.run.output,
-            limit=self.limit_bytes,
-            watch=follow_probe(self.listener),
-            most_s=self.deadline.left_s,
-            timed=False,
-        )
+        task = self._task(job, candidate, None, self.deadline.left_s, timed=False)
+        folder = str(self.run.what_if / name)
+        call = Call(key=f"what-if-{name}", folder=folder, request=task.plain(), alone=True)
+        return result_of(self.engine, call, follow_probe(self.listener)).measurement()
 
     def _try_changes(self, nothing: NothingFits) -> Iterator[TriedChange]:
         """Probe the single changes of the job that might make it fit."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from autotune.errors import machine_error
 from autotune.probe.protocol import Measurement
-from autotune.run.deadline import OutOfTime
 from autotune.run.expectations import Expectations
-from autotune.run.listener import Standing, follow_probe
+from autotune.run.flights import Flights
+from autotune.run.listener import Standing
 from autotune.run.recipe_values import measured_labels, next_of_values
 from autotune.run.session import Session
 from autotune.run.verify import MARGIN, PAUSES_S
@@ -21,30 +21,42 @@ from autotune.search.repeats import repeatability
 from autotune.search.rules.dominance import dominated
 from autotune.search.rules.replication import contenders, gain_of_a_round
 from autotune.search.rules.stopping import Outlook, same_crash, stop_reason
-from autotune.search.study import Trial
 from autotune.space.knobs import Candidate, value_label
 from autotune.units import format_seconds
 
-GRACE_S = 5.0
-"""So long after its own limit a probe that still runs is cut."""
 CANNOT_FIT = "its estimate exceeds the memory limit"
 BEYOND_HOST = "its estimate exceeds the host's memory"
 
 
 def search(session: Session) -> str:
     """Probe until it is time to stop; why it is."""
+    flights = flights_of(session)
+    reason = fly(session, flights)
+    flights.cut("the search has ended")
+    return reason
+
+
+def fly(session: Session, flights: Flights) -> str:
+    """Keep as many probes in flight as there is room for, until it is time to stop."""
     pauses = 0
     while True:
         records = session.study.records()
-        rule_out(session, records)
-        promise, values = outlook(session, records), values_to_probe(session, records)
+        skipped = rule_out(session, records)
+        flights.stop(skipped)
+        promise, values = outlook(session, records), values_to_probe(session, flights, records)
         reason = reason_to_stop(session, records, promise)
         # The user listed these values to learn what they cost: probes are kept for them.
         due = values and (reason is not None or room(session, records) <= len(values))
         session.listener.standing(standing(session, records, None if due else promise))
-        if reason is not None and (not values or room(session, records) < 1):
+        if reason is None or (values and room(session, records) >= 1):
+            if flights.has_room:
+                begin_again(session, flights, values[0]) if due else begin_next(session, flights)
+                if flights.has_room:
+                    continue
+        elif not flights:
             return reason
-        measurement = probe_again(session, values[0]) if due else probe_next(session)
+        if (measurement := flights.changed(to_end=reason is not None)) is None:
+            continue
         crashed = measurement.outcome == "crash"
         if crashed and (why := same_crash(session.study.records(), session.space.candidates)):
             return why
@@ -61,13 +73,18 @@ def search(session: Session) -> str:
             return f"{measurement.reason}, in {pauses + 1} probes one after another"
 
 
+def flights_of(session: Session) -> Flights:
+    """Return the probes at work: at first those that an earlier process of the run left."""
+    return Flights(session, lambda: reserved_s(session, session.study.records()))
+
+
 def reason_to_stop(
     session: Session, records: Sequence[Record], promise: Outlook | None
 ) -> str | None:
     """Return why the search ends now; None while it goes on."""
     return stop_reason(
         session.job.budget,
-        probes=sum(counts_as_probe(record) for record in records),
+        probes=probes_of(records),
         seconds=budgeted_s(session, records),
         goes_on=nothing_since(session, records),
         candidates_left=session.study.candidates_left(),
@@ -76,11 +93,17 @@ def reason_to_stop(
     )
 
 
-def rule_out(session: Session, records: Sequence[Record]) -> None:
-    """Leave out what cannot fit, by its estimate, or cannot win, by what was probed."""
+def probes_of(records: Sequence[Record]) -> int:
+    """Return the probes that a budget counts, those in flight among them."""
+    return sum(counts_as_probe(record) or record.measurement is None for record in records)
+
+
+def rule_out(session: Session, records: Sequence[Record]) -> dict[str, str]:
+    """Leave out what cannot fit, by its estimate, or cannot win, by what was probed; return it."""
     skipped = ruled_out(session, records)
     session.study.leave_out(frozenset(skipped))
     session.listener.ruled_out(skipped)
+    return skipped
 
 
 def ruled_out(session: Session, records: Sequence[Record]) -> dict[str, str]:
@@ -111,18 +134,22 @@ def reasons_against(
     }
 
 
-def values_to_probe(session: Session, records: Sequence[Record]) -> list[Candidate]:
-    """Return a candidate of each value that the job lists, no probe has measured and nothing rules
-    out."""
+def values_to_probe(
+    session: Session, flights: Flights, records: Sequence[Record]
+) -> list[Candidate]:
+    """Return a candidate of each value that the job lists, no probe has measured or is measuring,
+    and nothing rules out."""
     if not session.job.recipe:
         return []
     out, speeds = ruled_out(session, records), session.study.expected_values()
-    return next_of_values(session.job, session.space, records, out, speeds)
+    ended = Measurement(outcome="ok", reason="in flight")
+    flying = [Record(number=-1, candidate=one, measurement=ended) for one in flights.candidates]
+    return next_of_values(session.job, session.space, [*records, *flying], out, speeds)
 
 
-def probe_next(session: Session) -> Measurement:
-    """Ask for a candidate, probe it, and tell the study how that went. One that brings a value that
-    the job lists is measured to the end, whether it can win or not."""
+def begin_next(session: Session, flights: Flights) -> None:
+    """Ask for a candidate and begin its probe. One that brings a value that the job lists is
+    measured to the end, whether it can win or not."""
     records = session.study.records()
     trial, candidate = session.study.ask()
     brings_value = any(
@@ -130,39 +157,19 @@ def probe_next(session: Session) -> Measurement:
         for knob in session.job.recipe
         if knob in candidate.values
     )
-    return _probe(session, trial, candidate, watched=not brings_value)
+    flights.begin(trial, candidate, watched=not brings_value)
+
+
+def begin_again(session: Session, flights: Flights, candidate: Candidate) -> None:
+    """Begin a probe of this candidate, which goes to the end, whether it can win or not."""
+    flights.begin(*session.study.ask_for(candidate), watched=False)
 
 
 def probe_again(session: Session, candidate: Candidate) -> Measurement:
-    """Probe this candidate to the end, whether it can win or not."""
-    trial, candidate = session.study.ask_for(candidate)
-    return _probe(session, trial, candidate, watched=False)
-
-
-def _probe(session: Session, trial: Trial, candidate: Candidate, *, watched: bool) -> Measurement:
-    study, number = session.study, trial.number
-    session.listener.probing(number, candidate)
-    session.run.keep_candidate(number, candidate.knobs)
-    kept_s = reserved_s(session, study.records())
-    try:
-        # What is compiled before a probe is not under the probe's own limit.
-        with session.deadline.cuts(keep_s=kept_s - GRACE_S):
-            measurement = session.measure(
-                number,
-                candidate,
-                watch=follow_probe(session.listener, study.cannot_win(trial) if watched else None),
-                to_beat=study.best_value(),
-                most_s=session.deadline.left_s - kept_s,
-            )
-    except OutOfTime:
-        reason = f"{session.deadline.words} had no time left for it"
-        measurement = Measurement(outcome="interrupted", reason=reason)
-    except KeyboardInterrupt:
-        study.tell(trial, Measurement(outcome="interrupted", reason="Ctrl-C"))
-        raise
-    study.tell(trial, measurement)
-    session.listener.probed(Record(number=number, candidate=candidate, measurement=measurement))
-    return measurement
+    """Probe this candidate to the end, by itself."""
+    flights = flights_of(session)
+    begin_again(session, flights, candidate)
+    return flights.ended()
 
 
 # -- the fastest again
@@ -228,7 +235,7 @@ def room(session: Session, records: Sequence[Record]) -> float:
     minutes_s = max(60 * budget.minutes - budgeted_s(session, records), 0.0)
     total_s = max(session.deadline.left_s - reserved_s(session, records), 0.0)
     return min(
-        budget.probes - sum(counts_as_probe(record) for record in records),
+        budget.probes - probes_of(records),
         math.ceil(minutes_s / cost_s) if cost_s else math.inf,
         total_s // cost_s if cost_s else math.inf if total_s else 0.0,
     )
@@ -263,13 +270,18 @@ def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool
 
 def probe_cost_s(records: Sequence[Record]) -> float:
     """Return the median seconds of the probes so far; 0 before any."""
-    seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
+    seconds = [wall_s(r.measurement) for r in records if r.measurement and r.measurement.seconds]
     return statistics.median(seconds) if seconds else 0.0
 
 
 def probing_s(records: Sequence[Record]) -> float:
-    """Return seconds that all probes took."""
-    return sum(r.measurement.seconds for r in records if r.measurement is not None)
+    """Return the seconds of the run's own time that all probes took."""
+    return sum(wall_s(r.measurement) for r in records if r.measurement is not None)
+
+
+def wall_s(measurement: Measurement) -> float:
+    """Return the seconds of the run's own time that a probe took."""
+    return measurement.seconds if measurement.wall_s is None else measurement.wall_s
 
 
 def budgeted_s(session: Session, records: Sequence[Record]) -> float:

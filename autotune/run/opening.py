@@ -9,8 +9,10 @@ import time
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune import __version__
+from autotune.engine.call import Engine
 from autotune.errors import machine_error, user_error
 from autotune.estimate.estimate import Estimate, prior_residual
 from autotune.estimate.protocol import EstimateReply
@@ -24,6 +26,7 @@ from autotune.plan.device import WORTH_MEASURING, ceilings_of
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.probe.survey import (
+    Machine,
     allowed_memory,
     check_host_memory,
     memory_limit,
@@ -101,11 +104,13 @@ def started(run: RunFolder) -> tuple[str, Options]:
         return from_plain(str, info["study"]), from_plain(Options, info.get("options", {}))
 
 
-def accept_noise(run: RunFolder) -> None:
-    """Let the probes of a run count that ran while others took the cores."""
+def change_options(run: RunFolder, **changes: Any) -> None:
+    """Let a run go on with other options than it was started with."""
+    if not changes:
+        return
     with run.locked():
         info = run.read(run.run)
-        options = dataclasses.replace(started(run)[1], accept_noise=True)
+        options = dataclasses.replace(started(run)[1], **changes)
         write_json(run.run, {**info, "options": dataclasses.asdict(options)})
 
 
@@ -114,6 +119,7 @@ def open_job(
     definition: SpaceDefinition,
     run: RunFolder,
     server: ChildServer,
+    engine: Engine,
     storage: str | None,
     listener: Listener,
     deadline: Deadline,
@@ -126,21 +132,14 @@ def open_job(
         OutOfTime: the total budget has ended before model and data were known.
     """
     with deadline.cuts():
-        facts = facts_of(job, run, server, listener)
+        facts = facts_of(job, run, server, listener, engine.machine)
+    where, rows = run.path / "estimates", run.rows
     limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
     space = space_of(definition, job, facts, run)
     listener.surveyed(facts, space, limit)
-    estimator = Estimator(
-        job=job,
-        facts=facts,
-        limit=limit,
-        server=server,
-        folder=run.path / "estimates",
-        rows=run.rows,
-        progress=listener,
-    )
-    expectations, cut = expected_in_time(estimator, space, run, listener, deadline)
-    listener.expecting(expectations)
+    known: dict[str, Any] = {"job": job, "facts": facts, "limit": limit}
+    estimator = Estimator(**known, server=server, folder=where, rows=rows, progress=listener)
+    expectations, cut = expected_in_time(estimator, space, run, listener, deadline, engine)
     # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
     guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
     name, options = started(run)
@@ -152,7 +151,8 @@ def open_job(
         history=History.of_user().readings(job, facts, space, name) if options.history else (),
         seed=job.seed,
     )
-    study = study_of(run, name, space, sampler, allowed, listener.restored, storage)
+    flying = engine.in_flight()
+    study = study_of(run, name, space, sampler, allowed, listener.restored, storage, flying)
     return JobSession(
         job=job,
         run=run,
@@ -160,6 +160,7 @@ def open_job(
         space=space,
         study=study,
         server=server,
+        engine=engine,
         listener=listener,
         limit_bytes=limit,
         allowed_bytes=allowed,
@@ -171,8 +172,17 @@ def open_job(
     )
 
 
-def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) -> Facts:
+def facts_of(
+    job: Job,
+    run: RunFolder,
+    server: ChildServer,
+    progress: Progress,
+    machine: Machine | None = None,
+) -> Facts:
     """Return the facts of model, data, machine and stack before any probe.
+
+    Args:
+        machine: that runs the probes; None: this one.
 
     Raises:
         UserError: the job cannot be.
@@ -182,7 +192,7 @@ def facts_of(job: Job, run: RunFolder, server: ChildServer, progress: Progress) 
     progress.surveying(job)
     if server.fresh:
         progress.starting_anew(server.fresh)
-    facts = survey(job, run, server)
+    facts = survey(job, run, server, machine=machine)
     if missing := not_installed(job, facts):
         raise machine_error(missing, where="job", hint=f"pip install {QUANTISER}")
     check_host_memory(job, facts)
@@ -220,19 +230,25 @@ def expected_in_time(
     run: RunFolder,
     listener: Listener,
     deadline: Deadline,
+    engine: Engine,
 ) -> tuple[Expectations, bool]:
     """Return the expectations of every candidate, and whether they are cut: by formula, where the
     total budget has no time for traces."""
+    here = not engine.is_remote  # else the ceilings of this machine's devices say nothing
     estimating_s = ESTIMATING * max(deadline.left_s - estimator.server.import_s, 0.0)
     try:
         with deadline.cuts(keep_s=deadline.left_s - estimating_s):
-            return expected(estimator, space, run), False
+            expectations, cut = expected(estimator, space, run, here=here), False
     except OutOfTime:
         listener.unestimated(estimating_s)
-        return by_formula(estimator, space, run), True
+        expectations, cut = by_formula(estimator, space, run), True
+    listener.expecting(expectations)
+    return expectations, cut
 
 
-def expected(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expectations:
+def expected(
+    estimator: Estimator, space: SearchSpace, run: RunFolder, *, here: bool = True
+) -> Expectations:
     """Return the expectations of every candidate, kept in the run's folder: a run that goes on
     expects what it expected before, and only what was not traced then is traced now."""
     stored = _stored(run, estimator.limit)
@@ -252,7 +268,7 @@ def expected(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expect
         estimator.server,
         estimator.folder / "ceilings",
         estimator.progress,
-        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
+        worth_measuring=here and len(space.candidates) >= WORTH_MEASURING,
     )
     estimator = dataclasses.replace(estimator, ceilings=ceilings)
     replies = estimator.replies(missing)

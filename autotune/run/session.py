@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from autotune.engine.call import Call, Engine
+from autotune.engine.opening import EngineOptions
 from autotune.errors import Problem
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.questions.changes import TriedChange
 from autotune.plan.questions.way import Advice
 from autotune.probe.protocol import Measurement
-from autotune.process.limits import Watcher
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
@@ -39,11 +40,13 @@ class Options:
         history: whether measurements of earlier runs order the first guesses.
         verify: whether the bundle is launched in the end.
         accept_noise: whether probes count that ran while others took the cores.
+        engine: what runs the probes.
     """
 
     history: bool = True
     verify: bool = True
     accept_noise: bool = False
+    engine: EngineOptions = EngineOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,7 @@ class Session(ABC):
     """A run at work.
 
     Attributes:
+        engine: runs its probes.
         limit_bytes: memory that a probe may take.
         allowed_bytes: memory that a recommended candidate may take: the limit less the headroom.
         expectations: what each candidate is expected to take.
@@ -88,6 +92,7 @@ class Session(ABC):
     space: SearchSpace
     study: Study
     listener: Listener
+    engine: Engine
     limit_bytes: int
     allowed_bytes: int
     expectations: Expectations
@@ -107,19 +112,12 @@ class Session(ABC):
         return f"autotune verify {shlex.quote(str(self.run.path))}"
 
     @abstractmethod
-    def measure(
-        self,
-        number: int,
-        candidate: Candidate,
-        *,
-        watch: Watcher | None,
-        to_beat: float | None,
-        most_s: float,
-    ) -> Measurement:
-        """Return the measurement of probe `number`.
+    def call(
+        self, number: int, candidate: Candidate, *, to_beat: float | None, most_s: float
+    ) -> Call:
+        """Return the call that measures a candidate as probe `number`.
 
         Args:
-            watch: ends it.
             to_beat: tokens/s of the fastest so far.
             most_s: seconds that it may take, where there are fewer left than its own.
         """

@@ -1,9 +1,10 @@
 """The study of a run: as it was left, or made anew from what its probes left in the folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.engine.call import Call
 from autotune.errors import machine_error
 from autotune.probe.outcome import disturbed, measurement_of_reply
 from autotune.probe.protocol import Measurement
@@ -23,10 +24,12 @@ def study_of(
     allowed: int,
     restored: Callable[[int, str], None],
     storage: str | None = None,
+    flying: Sequence[Call] = (),
 ) -> Study:
     """Return the study of a run. One that is gone is made anew of what its probes left.
 
     Args:
+        flying: the calls of its probes that are still at work.
         allowed: bytes that what is recommended may take.
         restored: is called with the number of probes that were told anew, and why.
         storage: where it is; None: in the run's own file.
@@ -35,7 +38,7 @@ def study_of(
     study = Study(space, storage or run.database, name, allowed_bytes=allowed, sampler=sampler)
     if probes := rebuild(study, space, run):
         restored(probes, fault or "it lacks probes of this run")
-    recover(study, run)
+    recover(study, run, [call.key for call in flying])
     return study
 
 
@@ -82,13 +85,16 @@ def rebuild(study: Study, space: SearchSpace, run: RunFolder) -> int:
     return restored
 
 
-def recover(study: Study, run: RunFolder) -> None:
-    """Close the trials that a killed process left running: with their reply, where it is whole."""
+def recover(study: Study, run: RunFolder, flying: Collection[str] = ()) -> None:
+    """Close the trials that a killed process left running: with their reply, where it is whole.
+    Those that still fly stay open."""
     study.drop_waiting()
     numbers = {record.number for record in study.records()}
     for trial in study.running():
         if trial.number not in numbers:
             study.abandon(trial)
+            continue
+        if f"{trial.number:04d}" in flying:
             continue
         study.tell(trial, left_by(run.probe(trial.number)))
 

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from autotune.engine.opening import engine_of
 from autotune.job.job import Job
 from autotune.job.yaml_file import to_yaml
 from autotune.process.child_server import ChildServer
@@ -24,7 +25,7 @@ from autotune.run.history import History
 from autotune.run.listener import Listener
 from autotune.run.loop import search, settle
 from autotune.run.nothing_measured import before_the_search, process_alone, without_probes
-from autotune.run.opening import begin, open_job
+from autotune.run.opening import begin, open_job, started
 from autotune.run.session import Options, Result, Session
 from autotune.search.storage import faults_of_storage
 from autotune.space.definition import SpaceDefinition
@@ -54,11 +55,14 @@ def tune(
     follower = listener or Listener()
 
     def opened(stack: contextlib.ExitStack) -> Session:
-        stack.enter_context(devices_locked(job.devices, run.path, follower.waiting))
+        name, kept = started(run)
+        if kept.engine.name == "local":  # elsewhere it is a lane that has the devices
+            stack.enter_context(devices_locked(job.devices, run.path, follower.waiting))
         deadline = Deadline(total_s=job.budget.total)
         with deadline.cuts():
             server = stack.enter_context(ChildServer(run.log))
-        return open_job(job, definition, run, server, storage, follower, deadline)
+        engine = stack.enter_context(engine_of(kept.engine, job, run, name, server))
+        return open_job(job, definition, run, server, engine, storage, follower, deadline)
 
     if options is not None:
         run.refuse_used()

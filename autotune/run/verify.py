@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
 from autotune.facts import Facts, devices
 from autotune.facts.model_files import has_weights
@@ -21,6 +22,7 @@ from autotune.plan.variants import batching
 from autotune.probe.measure import describe_processes
 from autotune.probe.protocol import Measurement
 from autotune.process.child_server import ChildServer
+from autotune.process.launch import launch
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder, read_json, write_json
 from autotune.process.run_folder import RunFolder
@@ -70,6 +72,7 @@ def verify(
     soak_s: float = 0.0,
     *,
     accept_noise: bool = False,
+    launcher: Launcher = launch,
 ) -> Verification:
     """Rehearse the bundle in `run.bundle`, which must be the one of `ranked`.
 
@@ -82,6 +85,7 @@ def verify(
         heard: hears of each stage of a launch when it is over.
         soak_s: how long a bundle that holds is trained once more, in seconds.
         accept_noise: whether one launch has to do, however fast it is.
+        launcher: runs the bundle's command; another one does so on another machine.
 
     Raises:
         UserError: its data would be read elsewhere.
@@ -98,21 +102,22 @@ def verify(
     if reply is None:
         return _without_data(run, deadline)
     stages.data_written()
-    launch = BundleLaunch(
+    launches = BundleLaunch(
         run=run,
         launched=launched,
         rehearsal=reply,
         deadline=deadline,
         stages=stages,
+        launch=launcher,
     )
     if accept_noise:
-        return launch.verdict(ranked)
-    outcome = _judge_launches(launch.verdict, ranked, probe_again, deadline, heard)
-    if not outcome.verified:
+        return launches.verdict(ranked)
+    outcome = _judge_launches(launches.verdict, ranked, probe_again, deadline, heard)
+    if not outcome.verified and launcher is launch:
         _refuse_shared_gpus(facts.device)
     if not soak_s or not outcome.verified:
         return outcome
-    return _soak(launch, ranked, heard, outcome, soak_s)
+    return _soak(launches, ranked, heard, outcome, soak_s)
 
 
 def _refuse_shared_gpus(device: devices.DeviceFacts) -> None:

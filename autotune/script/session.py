@@ -1,29 +1,29 @@
 """A run of a user's script: its probes are starts of the script, and what it writes is a
 `launch.sh` that starts it with the fields that were found."""
 
-import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autotune.engine.call import Call, result_of
 from autotune.estimate.estimate import prior_residual
 from autotune.facts import Facts
 from autotune.plan.candidates import TYPICAL_PROCESS
-from autotune.probe.outcome import is_by_another, of_both
 from autotune.probe.protocol import Measurement
-from autotune.process.limits import Watcher
 from autotune.process.messages import ChildFolder
 from autotune.run.expectations import Expectations
 from autotune.run.session import Session
 from autotune.run.verdict import Verification, judge_measurement
-from autotune.script.command import HOOK, ScriptCommand, write_request
+from autotune.script.command import HOOK, ScriptCommand
 from autotune.script.files import ScriptBundle, files_of, set_by_flags
-from autotune.script.protocol import PROBE, Look
+from autotune.script.protocol import Look
 from autotune.script.space import changes_of, environment_of, fields_of
-from autotune.script.start import measure_start
+from autotune.script.start import StartTask
 from autotune.search.job_time import Work, work_of
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import ACCUMULATION, Candidate
 
+START = "autotune.script.start:started"
 PROBED_STEPS = 2
 """Micro-steps of an optimizer step in a probe, at most: gradients are in memory during the worst
 micro-batch exactly if there is one before it."""
@@ -53,33 +53,18 @@ class ScriptSession(Session):
         """The command that starts what was written, and was not verified."""
         return self.run.resumption
 
-    def measure(
-        self,
-        number: int,
-        candidate: Candidate,
-        *,
-        watch: Watcher | None,
-        to_beat: float | None,
-        most_s: float,
-    ) -> Measurement:
-        """Return the measurement of a few steps of the script with a candidate's fields; once more
-        where another process ended it."""
-        folder = self.run.probe(number)
+    def call(
+        self, number: int, candidate: Candidate, *, to_beat: float | None, most_s: float
+    ) -> Call:
+        """Return the call of a few steps of the script with a candidate's fields."""
         steps = candidate.gradient_accumulation_steps
         if not self.look.online:
             steps = min(steps, PROBED_STEPS)
         fields = {**changes_of(candidate, self.look), ACCUMULATION: steps}
         expected = {**fields_of(candidate, self.look), ACCUMULATION: steps}
-
-        def start(most_s: float) -> Measurement:
-            return self._start(
-                self.command, folder, candidate, fields, expected, most_s, to_beat, watch
-            )
-
-        measurement = start(most_s)
-        if is_by_another(measurement) and most_s > measurement.seconds:
-            measurement = of_both(measurement, start(most_s - measurement.seconds))
-        return measurement
+        task = self._task(self.command, candidate, fields, expected, most_s, to_beat)
+        folder = str(self.run.probe(number).path)
+        return Call(key=f"{number:04d}", folder=folder, request=task.plain(), task=START)
 
     def work(self, candidate: Candidate) -> Work:
         """Return how much the script trains."""
@@ -120,50 +105,38 @@ class ScriptSession(Session):
         by_flags = set_by_flags(self.command.words, self.look, changes)
         fields, expected = {} if by_flags else changes, fields_of(candidate, self.look)
         for _ in range(2):
-            measured = self._start(
-                launched, folder, candidate, fields, expected, self.deadline.left_s
-            )
+            left_s = self.deadline.left_s
+            task = self._task(launched, candidate, fields, expected, left_s)
+            call = Call(key="launch", folder=str(folder.path), request=task.plain(), task=START)
+            measured = result_of(self.engine, call).measurement()
             verdict = judge_measurement(measured, ranked, folder.stderr)
             if not (verdict.only_too_slow or verdict.only_too_fast):
                 break
         return verdict
 
-    def _start(
+    def _task(
         self,
         command: ScriptCommand,
-        folder: ChildFolder,
         candidate: Candidate,
         fields: dict[str, object],
         expected: dict[str, object],
         most_s: float,
         to_beat: float | None = None,
-        watch: Watcher | None = None,
-    ) -> Measurement:
-        write_request(
-            folder,
-            PROBE,
+    ) -> StartTask:
+        return StartTask(
+            command=command,
             fields=fields,
             expected=expected,
             accumulation=candidate.gradient_accumulation_steps,
-            memory_limit_bytes=self.limit_bytes,
-            to_beat_tokens_per_s=to_beat,
-        )
-        probe_s = 60 * self.job.budget.probe_minutes
-        measurement = measure_start(
-            command,
-            folder,
             processes=self.look.processes,
             device=self.facts.device,
             environment=environment_of(candidate),
             limit_bytes=self.limit_bytes,
-            timeout_s=max(min(probe_s, most_s), 0.0),
-            watch=watch,
+            to_beat=to_beat,
+            own_s=60 * self.job.budget.probe_minutes,
+            most_s=most_s if math.isfinite(most_s) else None,
             timed=not self.options.accept_noise,
         )
-        if measurement.outcome == "timeout" and most_s < probe_s:
-            reason = f"the total budget left it {most_s:.0f} s"
-            return dataclasses.replace(measurement, outcome="interrupted", reason=reason)
-        return measurement
 
 
 def unestimated(look: Look, facts: Facts, limit: int) -> Expectations:

@@ -2,8 +2,10 @@
 name what happened."""
 
 import dataclasses
+import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,22 @@ from autotune.errors import AutotuneError, user_error
 from autotune.facts import devices
 from autotune.plain_data import NONSENSE
 from autotune.probe.measure import describe_processes
-from autotune.probe.outcome import NEAR_LIMIT, disturbed, measurement_of_reply
+from autotune.probe.outcome import (
+    INTERRUPTED,
+    NEAR_LIMIT,
+    disturbed,
+    is_by_another,
+    measurement_of_reply,
+    of_both,
+)
 from autotune.probe.protocol import Measurement
 from autotune.probe.rank_replies import clear_ranks, merged_reply, rank_folder
+from autotune.process.child_server import ChildServer
 from autotune.process.limits import LaunchReport, Watcher, signal_name
-from autotune.process.messages import ChildFolder, read_json, write_json
+from autotune.process.messages import ChildFolder, Message, read_json, write_json
 from autotune.process.progress import ProgressReader
 from autotune.script.command import ScriptCommand, write_request
-from autotune.script.protocol import LOOK, Look
+from autotune.script.protocol import LOOK, PROBE, Look
 from autotune.units import format_bytes
 
 MEMORY = ("oom", "host_oom")
@@ -91,39 +101,75 @@ def last_lines(log: Path) -> str:
 # -- a probe
 
 
-def measure_start(
-    command: ScriptCommand,
-    folder: ChildFolder,
-    *,
-    processes: int,
-    device: devices.DeviceFacts,
-    environment: Mapping[str, str],
-    limit_bytes: int,
-    timeout_s: float,
-    watch: Watcher | None = None,
-    timed: bool = True,
-) -> Measurement:
-    """Start a script with the request that is in `folder`, and say how it ended.
+@dataclass(frozen=True, kw_only=True)
+class StartTask(Message):
+    """A start of a script as whatever runs it is asked for it.
 
-    Args:
+    Attributes:
+        fields: of its arguments to set; `expected`: those that it is to have.
         processes: ranks, each of which replies.
         device: of several GPUs the first.
         limit_bytes: memory of each process.
-        watch: ends it.
+        own_s: its own limit of time; `most_s`: seconds that are left for it, None: any.
         timed: whether it is `busy` where others took the cores.
     """
-    gpus = (device.index, *device.peers) if device.kind == "cuda" else ()
+
+    command: ScriptCommand
+    fields: dict[str, Any]
+    expected: dict[str, Any]
+    accumulation: int
+    processes: int
+    device: devices.DeviceFacts
+    environment: dict[str, str]
+    limit_bytes: int
+    to_beat: float | None
+    own_s: float
+    most_s: float | None
+    timed: bool
+
+
+def started(
+    server: ChildServer, folder: ChildFolder, plain: Any, watch: Watcher | None = None
+) -> Measurement:
+    """Start a script as a `StartTask`, as plain data, says; once more where another process ended
+    it."""
+    task = StartTask.from_plain(plain)
+    most_s = math.inf if task.most_s is None else task.most_s
+    measurement = _started_once(server, folder, task, most_s, watch)
+    if is_by_another(measurement) and most_s > measurement.seconds:
+        again = _started_once(server, folder, task, most_s - measurement.seconds, watch)
+        measurement = of_both(measurement, again)
+    return measurement
+
+
+def _started_once(
+    server: ChildServer, folder: ChildFolder, task: StartTask, most_s: float, watch: Watcher | None
+) -> Measurement:
+    gpus = (task.device.index, *task.device.peers) if task.device.kind == "cuda" else ()
     busy = _busy(gpus)
     if busy is not None:
         return busy
+    write_request(
+        folder,
+        PROBE,
+        fields=task.fields,
+        expected=task.expected,
+        accumulation=task.accumulation,
+        memory_limit_bytes=task.limit_bytes,
+        to_beat_tokens_per_s=task.to_beat,
+    )
     clear_ranks(folder.path)
     folder.progress.unlink(missing_ok=True)
-    report = command.start(folder, environment, timeout_s, gpus, _stop(folder, watch))
+    timeout_s, stop = max(min(task.own_s, most_s), 0.0), _stop(server, folder, watch)
+    report = task.command.start(folder, task.environment, timeout_s, gpus, stop)
     shutil.rmtree(folder.path / "scratch", ignore_errors=True)
-    measurement = _named(folder, report, processes, device.kind, limit_bytes)
-    measurement = disturbed(measurement) if timed else measurement
+    measurement = _named(folder, report, task.processes, task.device.kind, task.limit_bytes)
+    measurement = disturbed(measurement) if task.timed else measurement
     measurement = dataclasses.replace(measurement, seconds=round(report.seconds, 4))
     write_json(folder.measurement, measurement.plain())
+    if measurement.outcome == "timeout" and most_s < task.own_s:
+        reason = f"the total budget left it {most_s:.0f} s"
+        return dataclasses.replace(measurement, outcome="interrupted", reason=reason)
     return measurement
 
 
@@ -136,14 +182,15 @@ def _busy(gpus: tuple[int, ...]) -> Measurement | None:
     return None
 
 
-def _stop(folder: ChildFolder, watch: Watcher | None) -> Callable[[], str | None] | None:
-    if watch is None:
-        return None
+def _stop(
+    server: ChildServer, folder: ChildFolder, watch: Watcher | None
+) -> Callable[[], str | None]:
     reader = ProgressReader(folder.progress)
 
     def stop() -> str | None:
-        reasons = (watch(event) for event in reader.new_events())
-        return next((reason for reason in reasons if reason is not None), None)
+        reasons = (watch(event) for event in reader.new_events()) if watch is not None else ()
+        found = next((reason for reason in reasons if reason is not None), None)
+        return found or server.asked(folder)
 
     return stop
 
@@ -173,6 +220,8 @@ def _named(
 
 
 def _stopped(folder: ChildFolder, reason: str) -> Measurement:
+    if reason == INTERRUPTED:
+        return Measurement(outcome="interrupted", reason=reason)
     events = ProgressReader(folder.progress).new_events()
     estimates = [event for event in events if event.get("event") == "estimate"]
     last: dict[str, Any] = estimates[-1] if estimates else {}

@@ -11,11 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from autotune.engine.local import LocalEngine
 from autotune.errors import Problem, UserError
 from autotune.facts import devices, stack
 from autotune.job.job import Budget, as_budget
 from autotune.plain_data import NONSENSE
 from autotune.probe.survey import allowed_memory, memory_limit
+from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
@@ -142,6 +144,7 @@ def open_script(
         facts=facts,
         space=space,
         study=study,
+        engine=LocalEngine(ChildServer(run.log)),
         earlier=study.trials,
         listener=listener,
         limit_bytes=limit,

@@ -358,3 +358,16 @@ def tells_its_process(folder: Path) -> None:
         "descriptors": sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()),
     }
     (folder / "reply.json").write_text(json.dumps(fields), encoding="utf-8")
+
+
+def waits_once(folder: Path) -> None:
+    """Replies when it is told to, or at once where it is made once more, unless that may never."""
+    note_pid(folder)
+    progress(folder, b'{"event": "tick", "number": 0}\n')
+    again, never = folder.name.endswith("-again"), (folder.parent / "never").exists()
+    while not (folder / "go").exists() and not (again and not never):
+        time.sleep(0.02)
+        sum(range(5000))  # else it would be a hang
+    progress(folder, b'{"event": "tick", "number": 1}\n')
+    reply = {"outcome": "ok", "reason": "fine", "tokens_per_s": 12.0, "peak_memory_bytes": 9}
+    (folder / "reply.json").write_text(json.dumps(reply), encoding="utf-8")

@@ -21,11 +21,14 @@ from tests.unit.bundle.check.pairs import PAIRS, write_pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed_compiled")]
 
+SLURM = Path(__file__).parents[1] / "slurm"
+"""Stand-ins for Slurm's commands, which start the nodes on this machine."""
 HIDDEN, VOCABULARY = 64, 509
 RATES = [1e-3, 7.5e-4, 5e-4, 2.5e-4]
 BASE = {"distributed_type": "DEEPSPEED", "zero_stage": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"distributed_type": "MULTI_CPU"},
+    "slurm": {"distributed_type": "MULTI_CPU"},
     "zero1": BASE | {"zero_stage": 1},
     "zero2": BASE,
     "zero2_offload": BASE | {"offload_optimizer_device": "cpu"},
@@ -39,6 +42,12 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Of other methods: knobs, and what the job says besides."""
 COLUMNS = {"sft": ["text"], "dpo": ["prompt", "chosen", "rejected"], "grpo": ["prompt"]}
+NODES: dict[str, dict[str, str]] = {
+    "slurm": {"SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"},
+    "zero2": {"RANK_VARIABLE": "PET_NODE_RANK", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"}
+    | {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "29500"},
+}
+"""Launched on two machines: what Slurm and Kubeflow Trainer say there."""
 SFTS_OWN = ("loss_type", "padding_free", "max_length")
 SHADOWED = ("torch", "yaml", "json", "accelerate", "trl")
 """Modules that the folder of a launch has files of, too."""
@@ -136,18 +145,26 @@ def launched(material: Path, folder: Path, strategy: str) -> Launched:
         code = f"open({str(folder / 'RAN')!r}, 'w')\nraise SystemExit('shadowed')\n"
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
     spy = Path(__file__).parent / "rank_spy"
-    nodes = strategy == "zero2"  # which is launched as one machine of several
+    script = ["bash", str(moved / "launch.sh")]
+    if strategy in NODES:
+        script = ["srun", "bash", str(moved / "launch_nodes.sh")]
+    if strategy == "slurm":
+        script = ["bash", str(moved / "launch.slurm")]
     environment = {
         **os.environ,
         "PYTHONPATH": str(spy),  # alone: an empty entry beside it would be the folder
         "RANK_SPY": str(seen),
         **({"CPUS_AS_GPUS": "1"} if strategy == "fsdp2" else {}),
-        **({"NODES": "1", "MAIN_PORT": "0"} if nodes else {}),
+        **NODES.get(strategy, {}),
+        "PATH": f"{SLURM}:{os.environ['PATH']}",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_SUBMIT_DIR": str(moved),
     }
-    script = moved / ("launch_nodes.sh" if nodes else "launch.sh")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        environment["MAIN_PORT"] = str(free.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as somebody:  # whose port it is told to take
         done = subprocess.run(
-            ["bash", str(script), "--max_steps", "4"],
+            [*script, "--max_steps", "4"],
             cwd=folder,
             env={**environment, "MASTER_PORT": str(somebody.getsockname()[1])},
             capture_output=True,
@@ -175,7 +192,7 @@ def runs(material, tmp_path_factory):
     return run
 
 
-OFTEN = ("ddp", "zero3")
+OFTEN = ("ddp", "slurm", "zero3")
 """Probes, traces and the virtual GPU have the others as well; a launch takes half a minute."""
 LAUNCHED = some_of(STRATEGIES, OFTEN, "launches")
 
@@ -188,7 +205,7 @@ def test_the_strategy_asked_for_is_the_one_that_runs(strategy, runs):
         assert (rank["processes"], rank["device"], rank["backend"]) == (2, "cpu", "gloo")
         stage = asked.get("zero_stage")
         assert set(rank["stages"]) == ({stage} if stage else set())
-        assert rank["wrapped"] == (strategy == "ddp")
+        assert rank["wrapped"] == (asked["distributed_type"] == "MULTI_CPU")
         assert ("FSDPModule" in rank["model"]) == (strategy == "fsdp2")
 
 

@@ -308,6 +308,15 @@ def _zero3() -> Case:
     return _several(8, distributed_type="DEEPSPEED", zero_stage=3, **offload)
 
 
+def _machines() -> Case:
+    """ZeRO-3 on two machines of eight GPUs."""
+    case = _zero3()
+    devices = case.job.devices.model_copy(update={"nodes": 2})
+    candidate = _candidate(1, 1, distributed_type="DEEPSPEED", zero_stage=3)
+    job = case.job.model_copy(update={"devices": devices})
+    return replace(case, recommendation=_recommendation(candidate), job=job)
+
+
 def _zero2_alone() -> Case:
     """One GPU, its optimizer on the host."""
     return _several(1, distributed_type="DEEPSPEED", zero_stage=2, offload_optimizer_device="cpu")
@@ -346,6 +355,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "zero3": _zero3,
     "zero2_alone": _zero2_alone,
     "fsdp2": _fsdp2,
+    "machines": _machines,
     "sequence": _sequence,
     "context": _context,
 }

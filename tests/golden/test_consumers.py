@@ -17,10 +17,11 @@ from tests.guards import ppo_apart
 
 GPU = (
     *("cuda_bf16", "distillation", "grpo_server", "grpo_split"),
-    *("zero3", "zero2_alone", "fsdp2", "sequence", "context"),
+    *("zero3", "machines", "zero2_alone", "fsdp2", "sequence", "context"),
 )
 SEVERAL = {
     "zero3": ("DEEPSPEED", 8),
+    "machines": ("DEEPSPEED", 16),
     "zero2_alone": ("DEEPSPEED", 1),
     "fsdp2": ("FSDP", 2),
     "sequence": ("DEEPSPEED", 8),

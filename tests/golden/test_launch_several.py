@@ -1,5 +1,6 @@
 """`launch.sh`, `launch_nodes.sh` and `launch.slurm` of several processes, with an interpreter that
-only tells how it was called; Slurm's own commands are stood in for by scripts that do the least."""
+only tells how it was called; Slurm's own commands are stood in for by scripts that do the least.
+`tests/cpu/test_launch_several.py` trains by them."""
 
 import json
 import os
@@ -7,21 +8,31 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 from bundle_cases import CASES
 from test_launch_script import bundle, launch, make_spy
 
-from autotune.bundle.launch_script import nodes_script, slurm_script
+from autotune.bundle.launch_script import nodes_script
+from autotune.bundle.schedulers import scheduled
 from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import Sharding
 
-SRUN = """\
-#!/bin/bash
-# One task on one machine, where the real one starts one on each.
-while [[ "$1" == --* ]]; do shift; done
-SLURM_NODEID=1 exec "$@"
-"""
-SCONTROL = "#!/bin/bash\nprintf 'node-a\\nnode-b\\n'\n"
+SLURM = Path(__file__).parents[1] / "slurm"
+SCHEMAS = Path(__file__).parent / "schemas"
+"""Of SkyPilot 0.14.1 and Kubeflow Trainer 2.3.0, the fields in use (each names its source)."""
+SCHEDULERS = {
+    "skypilot": {
+        "SKYPILOT_NUM_NODES": "4",
+        "SKYPILOT_NODE_RANK": "3",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4",
+    },
+    "kubeflow": {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "10.0.0.1"},
+    "srun": {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "MAIN_ADDRESS": "10.0.0.1"},
+}
+"""What is set on the last of four machines: SkyPilot 0.14 (`sky/skylet/constants.py`), Kubeflow
+Trainer 2.3 (`pkg/constants/constants.go`), srun(1)."""
 
 
 def flag(argv: list[str], name: str) -> str:
@@ -174,14 +185,29 @@ def test_one_machine_needs_no_address(tmp_path):
     assert (flag(argv, "--machine_rank"), flag(argv, "--main_process_ip")) == ("0", "127.0.0.1")
 
 
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_scheduler_says_what_nobody_has_said(scheduler, tmp_path):
+    folder = bundle(tmp_path / "bundle", "machines").parent
+    argv = nodes(folder, tmp_path, **SCHEDULERS[scheduler])["argv"]
+    assert (flag(argv, "--num_machines"), flag(argv, "--machine_rank")) == ("4", "3")
+    assert flag(argv, "--main_process_ip") == "10.0.0.1"
+    mine = {"NODES": "8", "MACHINE_RANK": "5", "MAIN_ADDRESS": "head"}
+    argv = nodes(folder, tmp_path, **{**SCHEDULERS[scheduler], **mine})["argv"]
+    assert (flag(argv, "--num_machines"), flag(argv, "--machine_rank")) == ("8", "5")
+    assert flag(argv, "--main_process_ip") == "head"
+
+
+def test_an_allocation_of_one_machine_says_nothing_of_machines_that_a_user_counts(tmp_path):
+    folder = bundle(tmp_path / "bundle", "machines").parent
+    shell = {"SLURM_NNODES": "1", "SLURM_NODEID": "0"}
+    mine = {"MACHINE_RANK": "1", "MAIN_ADDRESS": "head"}
+    argv = nodes(folder, tmp_path, **shell, **mine)["argv"]
+    assert (flag(argv, "--num_machines"), flag(argv, "--machine_rank")) == ("2", "1")
+
+
 def test_a_slurm_job_tells_each_machine_its_place(nasty_dir, tmp_path):
     folder = nasty_dir / "bundle"
     bundle(folder, "zero3")
-    commands = tmp_path / "commands"
-    commands.mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (commands / name).write_text(text, encoding="utf-8")
-        (commands / name).chmod(0o755)
     # Slurm runs a copy of the script from a folder of its own.
     copied = tmp_path / "slurm_script"
     copied.write_bytes((folder / "launch.slurm").read_bytes())
@@ -189,26 +215,43 @@ def test_a_slurm_job_tells_each_machine_its_place(nasty_dir, tmp_path):
         ["bash", str(copied), "--run_name", "a 'b' $c"],
         cwd=tmp_path,
         env={
-            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PATH": f"{SLURM}:{os.environ['PATH']}",
             "PYTHON": str(make_spy(tmp_path / "spy")),
             "SLURM_SUBMIT_DIR": str(folder),
             "SLURM_JOB_NODELIST": "node-[a-b]",
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_JOB_ID": "123456",
+            "SLURM_CPUS_PER_TASK": "8",
+            "MACHINE_RANK": "7",  # of the shell that submitted
         },
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert completed.returncode == 0, completed.stderr
-    argv = json.loads(completed.stdout)["argv"]
-    assert (flag(argv, "--num_machines"), flag(argv, "--machine_rank")) == ("2", "1")
-    assert (flag(argv, "--main_process_ip"), flag(argv, "--main_process_port")) == (
-        "node-a",
-        "23456",
-    )
-    assert flag(argv, "--config_file") == str(folder / "accelerate.yaml")
-    assert argv[-2:] == ["--run_name", "a 'b' $c"]
+    calls = [json.loads(line)["argv"] for line in completed.stdout.splitlines()]
+    assert sorted(flag(argv, "--machine_rank") for argv in calls) == ["0", "1"]
+    for argv in calls:
+        assert flag(argv, "--num_machines") == "2"
+        assert (flag(argv, "--main_process_ip"), flag(argv, "--main_process_port")) == (
+            "127.0.0.1",
+            "23456",
+        )
+        assert flag(argv, "--config_file") == str(folder / "accelerate.yaml")
+        assert argv[-2:] == ["--run_name", "a 'b' $c"]
+
+
+def test_the_jobs_of_other_schedulers_are_for_the_same_machines():
+    files = CASES["machines"]().files()
+    task, job = (yaml.safe_load(files[name]) for name in ("sky.yaml", "trainjob.yaml"))
+    assert (task["num_nodes"], task["resources"]) == (2, {"accelerators": "FILL_IN:8"})
+    trainer = job["spec"]["trainer"]
+    assert trainer["numNodes"] == 2
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert "#SBATCH --gpus-per-node=8\n#SBATCH --cpus-per-task=8\n" in files["launch.slurm"]
+    for name, value in (("sky_task", task), ("train_job", job)):
+        schema = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
+        jsonschema.validate(value, schema)
 
 
 def test_one_process_has_none_of_it():
@@ -231,10 +274,9 @@ def test_scripts_are_for_the_machines_of_the_job_or_the_fewest(processes, machin
         sharding=sharding,
         machines=machines,
     )
-    assert f'nodes="${{NODES:-{nodes}}}"' in script
+    assert f'nodes="${{nodes:-{nodes}}}"' in script
     assert f"#   NODES={nodes} MACHINE_RANK=1 " in script
-    text = slurm_script(
-        method=METHODS["sft"], device_kind="cuda", processes=processes, machines=machines
-    )
+    counts = {"processes": processes, "machines": machines, "cpus": 4}
+    text = scheduled(name="sft", on_gpus=True, **counts, packages=())["launch.slurm"]
     assert f"#SBATCH --nodes={slurm}\n" in text
     assert f"#SBATCH --gpus-per-node={processes // slurm}\n" in text

@@ -36,17 +36,22 @@ def planned(name):
     )
 
 
-def files_of(name, why=None, nodes=1):
+def facts_of(case):
+    """Its facts, with DeepSpeed and a local version of torch."""
+    versions = {**case.facts.stack.versions, "torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
+    return replace(case.facts, stack=replace(case.facts.stack, versions=versions))
+
+
+def files_of(name, why=None, nodes=None):
     """The bundle of a plan that came to a case's candidate."""
     case = CASES[name]()
-    devices = case.job.devices.model_copy(update={"nodes": nodes})
+    devices = case.job.devices
+    devices = devices.model_copy(update={"nodes": nodes or devices.nodes})
     verification = None if why is None else {"verified": False, "reason": why}
-    versions = {**case.facts.stack.versions, "torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
-    stack = replace(case.facts.stack, versions=versions)
     return planned_files(
         planned(name),
         case.job.model_copy(update={"devices": devices}),
-        replace(case.facts, stack=stack),
+        facts_of(case),
         python="python3",
         output_dir="/out",
         verification=verification,
@@ -74,7 +79,7 @@ def test_every_file_has_its_mark_in_the_first_lines_and_holds_what_it_held(name,
     case, files = CASES[name](), files_of(name, why)
     for text in files.values():
         assert any(MARK in line for line in text.splitlines()[:3]), text[:300]
-    chosen = settings(case.job, case.facts, case.recommendation.chosen.candidate, "/out")
+    chosen = settings(case.job, facts_of(case), case.recommendation.chosen.candidate, "/out")
     for file, plain in launched_files(chosen, "python3").items():
         if file.endswith(".yaml"):
             assert yaml.safe_load(files[file]) == yaml.safe_load(plain)
@@ -139,7 +144,7 @@ def test_several_machines_are_launched_by_their_own_scripts():
     files = files_of("zero3", nodes=2)
     assert "launch.sh" not in files and {"launch_nodes.sh", "launch.slurm"} <= files.keys()
     assert "on 2 machines, one for each device: run `bash launch_nodes.sh`" in files["README.md"]
-    assert 'nodes="${NODES:-2}"' in files["launch_nodes.sh"]
+    assert 'nodes="${nodes:-2}"' in files["launch_nodes.sh"]
 
 
 def test_a_name_that_only_looks_like_the_mark_is_a_problem_still(tmp_path):

@@ -101,8 +101,18 @@ class EstimateGuidedSampler(BaseSampler):
         self._out_indices = {self._index[key_of(p)] for p in params}
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
-        """Return the beliefs about all candidates after the trials of `study`."""
-        return self._believer.beliefs(self._readings(study))
+        """Return the beliefs about all candidates after the trials of `study`. What still runs is
+        believed to come out as expected: it tells of its neighbours, and is never the best."""
+        readings = self._readings(study)
+        beliefs = self._believer.beliefs(readings)
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        indices = sorted({n for trial in running if (n := self._index_of(trial)) is not None})
+        if not indices:
+            return beliefs
+        flying = [
+            TrialReading(index=n, log_speed=float(beliefs.mean[n]), stopped=True) for n in indices
+        ]
+        return self._believer.beliefs([*readings, *flying])
 
     def gain(self, study: optuna.Study) -> float:
         """Return the expected improvement (logarithm of the speed) of the next proposal; 0: none is

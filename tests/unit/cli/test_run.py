@@ -5,8 +5,10 @@ import shlex
 
 import pytest
 
+from autotune.engine.opening import EngineOptions
 from autotune.errors import Problem, UserError
 from autotune.job.yaml_file import to_yaml
+from autotune.plain_data import from_plain
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.run.opening import begin
@@ -180,7 +182,7 @@ def test_the_exit_code_and_the_json_tell_how_it_ended(outcome, code, tmp_path, t
 def test_how_to_search_is_a_flag_no_part_of_the_job_and_kept_with_the_run(tmp_path, tuned):
     def kept():
         _, run, _ = tuned.calls[-1]
-        return Options(**read_json(run.run)["options"])
+        return from_plain(Options, read_json(run.run)["options"])
 
     call("run", write_job(tmp_path), "--out", tmp_path / "one")
     assert kept() == Options(history=True)
@@ -189,6 +191,9 @@ def test_how_to_search_is_a_flag_no_part_of_the_job_and_kept_with_the_run(tmp_pa
     assert kept() == Options(history=False, verify=False)
     call("run", "--resume", tmp_path / "two")
     assert kept() == Options(history=False, verify=False)
+    call("run", "--resume", tmp_path / "two", "--engine", "ray", "--at-once", "3")
+    on_ray = EngineOptions(name="ray", at_once=3)
+    assert kept() == Options(history=False, verify=False, engine=on_ray)
     for flag in flags:
         refused = call("run", "--resume", tmp_path / "two", flag)
         assert (refused.exit_code, flag in refused.stderr) == (2, True)

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from autotune.engine import opening as engine_opening
+from autotune.engine.call import Call
 from autotune.estimate.residual import Residual
 from autotune.probe.protocol import Measurement
-from autotune.process.messages import write_json
+from autotune.process.messages import ChildFolder, write_json
 from autotune.process.run_folder import RunFolder
-from autotune.run import job_session, opening, tuning
+from autotune.run import opening, tuning
 from autotune.run.expectations import Expectations
 from autotune.run.listener import Listener
 from autotune.run.session import Options
@@ -23,6 +25,7 @@ from autotune.space.definition import load_definition
 from autotune.space.job_file.load import load_job
 from tests.unit.builders import GIB, bad, make_estimate, ok
 from tests.unit.past_run import past_facts, write_job
+from tests.unit.run.made_engine import MadeEngine, candidate_of_call
 
 FIXED = {"optim": "adamw_torch", "attn_implementation": "sdpa"}
 PROBES = 8
@@ -39,10 +42,9 @@ def recorded(key: str) -> Measurement:
     return measured if speed > 400 else replace(measured, outcome="stopped", reason="cannot win")
 
 
-def replay_probe(
-    _server: Any, folder: Any, _job: Any, _facts: Any, candidate: Any, **_: Any
-) -> Any:
-    """In place of `measure_candidate`; a probe that has ended is not measured a second time."""
+def replay_probe(call: Call) -> Measurement:
+    """In place of the measurement; a probe that has ended is not measured a second time."""
+    folder, candidate = ChildFolder(path=Path(call.folder)), candidate_of_call(call)
     assert not folder.measurement.exists(), f"{folder.path} was measured already"
     time.sleep(0.005)
     measurement = recorded(candidate.key)
@@ -50,7 +52,7 @@ def replay_probe(
     return measurement
 
 
-def give_estimates(_estimator: Any, space: Any, _run: Any) -> Expectations:
+def give_estimates(_estimator: Any, space: Any, _run: Any, *, here: bool) -> Expectations:
     """In place of the traces: speeds that are off by up to a half, and of all it may fit."""
     estimates = {}
     for candidate in space.candidates:
@@ -61,11 +63,16 @@ def give_estimates(_estimator: Any, space: Any, _run: Any) -> Expectations:
     return Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT)
 
 
-def give_facts(_job: Any, run: RunFolder, _server: Any) -> Any:
+def give_facts(_job: Any, run: RunFolder, _server: Any, **_: Any) -> Any:
     """In place of the survey."""
     facts = past_facts(run.path.parent)
     write_json(run.facts, facts.plain())
     return facts
+
+
+def made(_server: Any, at_once: int) -> MadeEngine:
+    """In place of the engine of this machine."""
+    return MadeEngine(replay_probe, at_once)
 
 
 @contextlib.contextmanager
@@ -76,7 +83,7 @@ def without_device() -> Iterator[None]:
         mock.patch.object(tuning, "ChildServer", lambda _: contextlib.nullcontext(server)),
         mock.patch.object(opening, "survey", give_facts),
         mock.patch.object(opening, "expected", give_estimates),
-        mock.patch.object(job_session, "measure_candidate", replay_probe),
+        mock.patch.object(engine_opening, "LocalEngine", made),
     ):
         yield
 

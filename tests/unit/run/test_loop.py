@@ -11,7 +11,7 @@ from autotune.errors import MachineError
 from autotune.estimate.residual import Residual
 from autotune.probe.outcome import busy_text
 from autotune.process.run_folder import RunFolder
-from autotune.run import job_session, loop
+from autotune.run import loop
 from autotune.run.conclusion import conclude, left_out, saving
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations
@@ -31,6 +31,7 @@ from autotune.search.recommend import Recommendation, recommend
 from autotune.search.sampler.params import guided_sampler
 from autotune.search.study import Study
 from tests.unit.builders import bad, make_estimate, make_facts, make_job, make_space, ok
+from tests.unit.run.made_engine import MadeEngine, candidate_of_call
 
 PINNED = {
     "padding_free": False,
@@ -78,16 +79,17 @@ class Stub:
                 sampler=guided_sampler(space, estimates, prior, allowed_bytes=ALLOWED),
             ),
             server=None,
+            engine=MadeEngine(self._measure),
             listener=Listener(),
             limit_bytes=LIMIT,
             allowed_bytes=ALLOWED,
             expectations=Expectations(estimates=estimates, prior=prior, limit_bytes=LIMIT),
             options=Options(),
         )
-        monkeypatch.setattr(job_session, "measure_candidate", self._measure)
         monkeypatch.setattr(loop, "PAUSES_S", (0.0, 0.0))
 
-    def _measure(self, server, folder, job, facts, candidate, **_):
+    def _measure(self, call):
+        candidate = candidate_of_call(call)
         self.asked.append(candidate)
         measurement = self.answer(candidate, len(self.asked))
         return replace(measurement, seconds=5.0, tokens_per_epoch=1e6)
@@ -338,3 +340,61 @@ def test_probes_that_lacked_memory_are_known_not_to_fit(tmp_path, monkeypatch):
     stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: oom, budget={"probes": 3})
     search(stub.session)
     assert nothing_measured(stub.session, stub.records, "the end") is None
+
+
+def at_once(stub, count):
+    """The stub's session on an engine of several lanes."""
+    engine = MadeEngine(stub._measure, count)
+    stub.session = replace(stub.session, engine=engine)
+    return engine
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_at_once_keep_to_the_budget_and_probe_nothing_twice(tmp_path, monkeypatch, count):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, budget={"probes": 7})
+    engine = at_once(stub, count)
+    assert search(stub.session) == "the budget of 7 probes is used"
+    assert engine.most == count
+    assert len(stub.asked) == len({c.key for c in stub.asked}) == 7
+    assert all(r.measurement.wall_s < 5.0 for r in stub.records)  # each has its part of the clock
+    before = len(stub.asked)
+    assert settle(stub.session) and len(stub.asked) == before
+
+
+def test_the_fastest_are_measured_again_alone(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=0.01)
+    engine = at_once(stub, 2)
+    search(stub.session)
+    engine.most, before = 0, len(stub.asked)
+    assert settle(stub.session)
+    assert engine.most == 1 and len(stub.asked) >= before + 2
+
+
+def test_a_listed_value_in_flight_is_not_asked_for_again(tmp_path, monkeypatch):
+    lengths = {"max_length": [256, 512, 1024]}
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, recipe=lengths, budget={"probes": 3})
+    at_once(stub, 3)
+    search(stub.session)
+    assert sorted(c["max_length"] for c in stub.asked) == [256, 512, 1024]
+
+
+def test_what_a_result_rules_out_in_flight_is_stopped(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, answer=lambda c, n: bad("oom", missing_bytes=5))
+    engine, flights = at_once(stub, 3), loop.flights_of(stub.session)
+    small, large = (
+        next(c for c in stub.session.space.candidates if c.micro_batch == rows) for rows in (2, 4)
+    )
+    for candidate, watched in ((small, True), (large, True), (large, False)):
+        flights.begin(*stub.session.study.ask_for(candidate), watched=watched)
+    assert flights.ended().outcome == "oom"
+    flights.stop(loop.rule_out(stub.session, stub.records))
+    assert list(engine.stopped) == ["0001"]  # not what is measured to its end
+
+
+def test_a_run_that_goes_on_takes_up_what_is_in_flight(tmp_path, monkeypatch):
+    stub = Stub(tmp_path, monkeypatch, epochs=1e6, budget={"probes": 4})
+    at_once(stub, 2)
+    loop.begin_next(stub.session, loop.flights_of(stub.session))  # and the process is killed
+    assert search(stub.session) == "the budget of 4 probes is used"
+    assert len(stub.asked) == len({c.key for c in stub.asked}) == 4
+    assert all(record.measurement.outcome == "ok" for record in stub.records)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from autotune.engine.call import Call
 from autotune.probe.outcome import busy_text
 from autotune.process.messages import read_json, write_json
 from autotune.process.run_folder import RunFolder
@@ -26,8 +27,8 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Any]:
     """While it is entered, every probe is disturbed."""
     monkeypatch.setattr(loop, "PAUSES_S", (0.0, 0.0))
 
-    def disturbed(_server: Any, folder: Any, *_: Any, **__: Any) -> Any:
-        write_json(folder.measurement, BUSY.plain())
+    def disturbed(call: Call) -> Any:
+        write_json(Path(call.folder) / "measurement.json", BUSY.plain())
         return BUSY
 
     patched: AbstractContextManager[Any] = mock.patch.object(replayed, "replay_probe", disturbed)

@@ -11,7 +11,16 @@ python=/opt/venv/bin/python
 export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
 machine_rank="${MACHINE_RANK:-FILL_IN}"  # FILL_IN: 0 on the first machine, 1 on the second ...
 main_address="${MAIN_ADDRESS:-FILL_IN}"  # FILL_IN: host name or IP of the first machine
-nodes="${NODES:-2}"
+nodes="${NODES-}"
+if [ "$machine_rank" = FILL_IN ]; then  # SkyPilot, Kubeflow Trainer or srun may have started this
+    machine_rank="${SKYPILOT_NODE_RANK:-${PET_NODE_RANK:-${SLURM_NODEID:-FILL_IN}}}"
+    nodes="${nodes:-${SKYPILOT_NUM_NODES:-${PET_NNODES:-${SLURM_NNODES-}}}}"
+fi
+if [ "$main_address" = FILL_IN ]; then
+    main_address="${SKYPILOT_NODE_IPS:-${PET_MASTER_ADDR:-FILL_IN}}"
+    main_address="${main_address%%$'\n'*}"  # the first of them
+fi
+nodes="${nodes:-2}"
 processes=8  # of all machines together: the batch was tuned for so many
 if [ "$nodes" = 1 ]; then
     machine_rank="${MACHINE_RANK:-0}" main_address="${MAIN_ADDRESS:-127.0.0.1}"

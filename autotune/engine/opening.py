@@ -1,0 +1,99 @@
+"""How a run comes to its engine; Ray is imported for who asks for it, and for no other."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.engine.call import Engine
+from autotune.engine.local import LocalEngine
+from autotune.errors import user_error
+from autotune.job.job import Job
+from autotune.process.child_server import ChildServer
+from autotune.process.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from autotune.engine.ray_engine import RayEngine
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+OF_OURS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Settings of a Ray that is started here: whoever reaches it needs a token; its monitor of memory,
+which sees actors and no probes, ends nothing; and probes do not stand back for others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of a run for its engine.
+
+    Attributes:
+        name: `local` or `ray`.
+        address: of a cluster's head, HOST:PORT; None: a Ray of this run's own.
+        at_once: None: two on Ray, one here.
+        insecure: whether a cluster may answer without a token.
+    """
+
+    name: str = "local"
+    address: str | None = None
+    at_once: int | None = None
+    insecure: bool = False
+
+
+@contextlib.contextmanager
+def engine_of(
+    options: EngineOptions, job: Job, run: RunFolder, study: str, server: ChildServer
+) -> Iterator[Engine]:
+    """Open the engine of a run, and close it in the end.
+
+    Args:
+        study: the name of the run's study, by which its lanes are found again.
+        server: of this machine.
+
+    Raises:
+        UserError: Ray is not installed, the cluster is not safe, or several at once are asked of
+            this machine alone.
+        MachineError: the cluster cannot be reached, or has not what the job wants.
+    """
+    if options.name == "local":
+        if (options.at_once or 1) > 1:
+            what = "probes on the same devices disturb each other"
+            raise user_error(what, where="--at-once", hint="--engine ray gives each its own")
+        yield LocalEngine(server, options.at_once or 1)
+        return
+    os.environ.update(SETTINGS | (OF_OURS if options.address is None else {}))
+    try:
+        import ray
+    except ImportError:
+        hint = "pip install 'autotune-finetune[ray]'"
+        raise user_error("Ray is not installed", where="--engine ray", hint=hint) from None
+    from autotune.engine.cluster import join
+
+    address = join(options.address, insecure=options.insecure, log=run.log)
+    try:
+        engine = _on_ray(options, job, run, study, address)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    finally:
+        ray.shutdown()
+
+
+def _on_ray(
+    options: EngineOptions, job: Job, run: RunFolder, study: str, address: str
+) -> "RayEngine":
+    from autotune.engine.cluster import nodes_of, of_one_kind
+    from autotune.engine.ray_engine import Place, RayEngine
+
+    nodes = of_one_kind(nodes_of(job, run.path))
+    device = nodes[0].device
+    place = Place(nodes=nodes, kind=device.kind, count=1 + len(device.peers), address=address)
+    return RayEngine(study, run.path, place, options.at_once or 2)

@@ -1,0 +1,95 @@
+"""Which nodes lanes are on, what a lane asks for, and who shares a node with whom."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from autotune.engine.call import Call
+from autotune.engine.cluster import Node, of_one_kind, versions_here
+from autotune.engine.opening import EngineOptions, engine_of
+from autotune.engine.ray_engine import LaneHandle, Place, RayEngine
+from autotune.errors import MachineError, UserError
+from autotune.facts.host import HostFacts
+from autotune.probe.measure import shares_its_host
+from autotune.probe.survey import Machine
+from tests.unit.builders import GIB, make_facts, make_job, make_probe_request
+
+
+def node(name, gpus=8, cpus=64, kind="NVIDIA H100", *, problem="", sees=True):
+    facts = make_facts("cuda")
+    device = dataclasses.replace(facts.device, name=kind)
+    host = HostFacts(total_bytes=GIB, free_bytes=GIB)
+    machine = Machine(device=device, host=host, stack=facts.stack)
+    return Node(
+        id=name,
+        name=name,
+        resources={"GPU": gpus, "CPU": cpus},
+        versions=versions_here(),
+        machine=None if problem else machine,
+        problem=problem,
+        has_folder=sees,
+    )
+
+
+def test_nodes_of_the_kind_that_there_is_most_of_are_taken():
+    nodes = [node("a", 4, kind="NVIDIA A100"), node("b"), node("c", problem="no GPU 7"), node("d")]
+    assert [one.name for one in of_one_kind(nodes)] == ["b", "d"]
+
+
+def test_what_makes_nodes_useless_is_said():
+    with pytest.raises(MachineError, match="c: no GPU 7"):
+        of_one_kind([node("c", problem="no GPU 7")])
+    with pytest.raises(MachineError, match="b cannot see the folder of the run"):
+        of_one_kind([node("a"), node("b", sees=False)])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "count", "asked"),
+    [
+        ([node("a"), node("b", cpus=32)], "cuda", 2, {"GPU": 2.0, "CPU": 8}),
+        ([node("a", cpus=4)], "cuda", 1, {"GPU": 1.0}),
+        ([node("a"), node("b", cpus=32)], "cpu", 1, {"CPU": 32}),
+    ],
+)
+def test_a_lane_asks_for_its_devices_and_its_part_of_the_cores(nodes, kind, count, asked):
+    assert Place(nodes=nodes, kind=kind, count=count, address="a:1").bundle == asked
+
+
+def test_who_depends_on_what_a_node_shares_is_alone_there():
+    engine = RayEngine.__new__(RayEngine)
+    alone, other = (Call(key=k, folder="f", request={}, alone=k == "alone") for k in ("alone", "b"))
+    first = LaneHandle("l-0", None, None, node="a", call=other)
+    second, third = LaneHandle("l-1", None, None, node="a"), LaneHandle("l-2", None, None, node="b")
+    engine._lanes = {lane.name: lane for lane in (first, second, third)}
+    assert engine._is_undisturbed(second, other) and not engine._is_undisturbed(second, alone)
+    assert engine._is_undisturbed(third, alone)
+    first.call = alone
+    assert not engine._is_undisturbed(second, other)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shares"),
+    [
+        ({"device_kind": "cpu"}, True),
+        ({"device_kind": "cuda"}, False),
+        ({"device_kind": "cuda", "config": {"dataloader_num_workers": 2}}, True),
+    ],
+)
+def test_cores_and_data_workers_are_shared(fields, shares):
+    assert shares_its_host(make_probe_request(**fields)) is shares
+
+
+def test_several_at_once_are_not_asked_of_the_devices_of_this_machine():
+    options = EngineOptions(at_once=2)
+    with (
+        pytest.raises(UserError, match="--engine ray"),
+        engine_of(options, make_job(), *[None] * 3),
+    ):
+        pass
+
+
+def test_a_run_on_this_machine_imports_no_ray():
+    code = "import sys, autotune.run.tuning; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
