@@ -86,15 +86,6 @@ def said_text(text: str) -> Markup:
     return Markup("").join(shown)
 
 
-def value_text(value: Any) -> str:
-    """Format the value of a knob."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 @dataclass(frozen=True)
 class BundleFile:
     """A file of a bundle."""
