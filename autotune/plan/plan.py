@@ -26,8 +26,8 @@ from autotune.plan.first_estimate import show_first
 from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
+from autotune.plan.questions.changes import Advice
 from autotune.plan.questions.smallest import kept_holder
-from autotune.plan.questions.way import Advice
 from autotune.plan.questions.ways import FASTEST, MOST_WAYS, Advisor
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.process.child_server import ChildServer

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.plain_data import to_plain
-from autotune.plan.questions.way import Advice, Holder, Way
+from autotune.plan.questions.changes import Advice, Holder, Way
 from autotune.report.words import checkpointing_phrase
 from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH

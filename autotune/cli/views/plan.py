@@ -14,7 +14,6 @@ from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import Choice, leanness, shortened
 from autotune.plan.plan import Plan
 from autotune.report.advice import advice_plain
-from autotune.report.candidate_lines import describe
 from autotune.report.choice_table import (
     FIGURES,
     ROWS,
@@ -34,7 +33,7 @@ from autotune.report.plan_answer import (
     shortfall_text,
     ways_out_lines,
 )
-from autotune.report.words import install_text
+from autotune.report.words import describe, install_text
 from autotune.space.knobs import NUM_PROCESSES, Candidate
 from autotune.space.packages import NOT_ESTIMATED
 from autotune.units import format_bytes, format_seconds

@@ -12,7 +12,7 @@ from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
 from autotune.plan.machines import plans_on
 from autotune.plan.narrowing import planned_space
-from autotune.plan.questions.way import Holder
+from autotune.plan.questions.changes import Holder
 from autotune.plan.shared_traces import SharedTraces
 from autotune.process.run_folder import RunFolder
 from autotune.space.definition import SpaceDefinition

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup, escape
 
 from autotune import __version__
-from autotune.report.html_templates import HtmlTemplates
+from autotune.report.html import HtmlTemplates
 from autotune.server.access.tokens import Holder
 from autotune.units import format_bytes, format_speed
 

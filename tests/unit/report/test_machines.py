@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cli import machines as cli
+from autotune.cli import plan as cli
 from autotune.errors import UserError
 from autotune.facts.prices import Prices
 from autotune.report.machines import (

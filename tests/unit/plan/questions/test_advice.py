@@ -10,8 +10,7 @@ from autotune.plan.cache import PlanCache
 from autotune.plan.estimator import Estimator
 from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import planned_space
-from autotune.plan.questions.changes import more_devices
-from autotune.plan.questions.way import CLOSED_FORM
+from autotune.plan.questions.changes import CLOSED_FORM, more_devices
 from autotune.plan.questions.ways import FASTEST, MOST_LISTS, MOST_WAYS, Advisor, ChangedJob
 from autotune.process.child_server import ChildServer
 from autotune.report.advice import advice_lines, advice_plain

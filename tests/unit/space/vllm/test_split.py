@@ -14,7 +14,7 @@ from autotune.estimate.residual import Residual
 from autotune.plain_data import from_plain
 from autotune.plan.exchange import with_server
 from autotune.probe.survey import refuse_untried
-from autotune.report.candidate_lines import describe
+from autotune.report.words import describe
 from autotune.run.expectations import Expectations
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
