@@ -279,7 +279,6 @@ class PlanJson(_Strict):
     candidates: list[CandidateJson]
     """Safe ones first, the fastest of them first."""
     counts: dict[str, int]
-    divisions: list[dict[str, Any]]
     packages: list[str]
     not_estimated: list[NotEstimatedJson]
     not_installed: str | None
