@@ -33,7 +33,6 @@ from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 
-BY_FORMULA = Effort(first=0)
 BEST = Effort(first=1, settled=True)
 """The effort for several devices: only the best is shown."""
 
@@ -90,6 +89,9 @@ def plan_machines(
 ) -> list[MachinePlan]:
     """Plan a job for each machine, in their order.
 
+    What is kept on the host is looked at where an engine is traced; activations, where nothing else
+    is safe.
+
     Args:
         scratch: a folder for the files of the survey and the traces.
         assume: whether every package is taken to be there.
@@ -104,45 +106,19 @@ def plan_machines(
         progress.surveying(job)
         here = planned_facts(job, run, server, None)
         traces = SharedTraces(server, scratch / "traces", progress)
-        return plans_on(
-            job, definition, here, machines, traces, server, run, assume=assume, effort=BEST
-        )
-
-
-def plans_on(
-    job: Job,
-    definition: SpaceDefinition,
-    here: Facts,
-    machines: Sequence[Machine],
-    traces: SharedTraces,
-    server: ChildServer,
-    run: RunFolder,
-    *,
-    assume: bool = True,
-    effort: Effort = BY_FORMULA,
-) -> list[MachinePlan]:
-    """Plan a surveyed job for each machine.
-
-    What is kept on the host is looked at where an engine is traced; activations, where nothing else
-    is safe.
-
-    Args:
-        here: of the survey; the devices of a machine take the place of those in it.
-        effort: which engines are traced.
-    """
-    bound = [
-        _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
-        for machine in machines
-    ]
-    by_formula = [effort == BY_FORMULA or each.job.devices.total == 1 for each in bound]
-    kept = [
-        each.kept_on_device() if formula else each
-        for each, formula in zip(bound, by_formula, strict=True)
-    ]
-    plans = _answered(kept, traces, server, run, effort)
-    unsafe = [n for n, each in enumerate(plans) if by_formula[n] and not each.is_safe]
-    wider = [bound[n].kept_on_device(activations=False) for n in unsafe]
-    again = _answered(wider, traces, server, run, effort)
+        bound = [
+            _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
+            for machine in machines
+        ]
+        single = [each.job.devices.total == 1 for each in bound]
+        kept = [
+            each.kept_on_device() if alone else each
+            for each, alone in zip(bound, single, strict=True)
+        ]
+        plans = _answered(kept, traces, server, run)
+        unsafe = [n for n, each in enumerate(plans) if single[n] and not each.is_safe]
+        wider = [bound[n].kept_on_device(activations=False) for n in unsafe]
+        again = _answered(wider, traces, server, run)
     for number, each in zip(unsafe, again, strict=True):
         plans[number] = each
     return plans
@@ -171,10 +147,9 @@ def _answered(
     traces: SharedTraces,
     server: ChildServer,
     run: RunFolder,
-    effort: Effort,
 ) -> list[MachinePlan]:
     """Return the plans with their answers."""
-    estimators = [_estimator(each, traces, server, run, effort) for each in plans]
+    estimators = [_estimator(each, traces, server, run) for each in plans]
     pairs = list(zip(plans, estimators, strict=True))
     traces.make(
         [estimator.tasks(each.bound_space.candidates) for each, estimator in pairs if estimator]
@@ -185,7 +160,7 @@ def _answered(
 
 
 def _estimator(
-    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder, effort: Effort
+    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder
 ) -> Estimator | None:
     if plan.facts is None:
         return None
@@ -197,7 +172,7 @@ def _estimator(
         folder=run.path / "traces",
         rows=run.rows,
         ceilings=ceilings_of_kind(plan.machine.kind),
-        effort=effort,
+        effort=BEST,
         cache=PlanCache.of_user(),
         trace=traces,
     )

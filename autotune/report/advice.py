@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.plain_data import to_plain
-from autotune.plan.questions.changes import Advice, Holder, Way
+from autotune.plan.questions.changes import Advice, Way
 from autotune.report.words import checkpointing_phrase
 from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.knobs import ACCUMULATION, MICRO_BATCH
@@ -35,7 +34,6 @@ def advice_plain(advice: Advice) -> dict[str, Any]:
             }
             for way in advice.ways
         ],
-        "holder": None if advice.holder is None else to_plain(advice.holder),
     }
 
 
@@ -52,16 +50,6 @@ def advice_lines(advice: Advice, wanted: str = "fit") -> Iterator[str]:
     for number, way in enumerate(advice.ways, 1):
         yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
         yield f"     {_price(way)}"
-
-
-def holder_line(holder: Holder) -> str:
-    """Return the sentence about the smallest machine that holds the job as it is."""
-    speed = "" if holder.tokens_per_s is None else f", {format_speed(holder.tokens_per_s)}"
-    return (
-        f"The smallest machine that holds it as it is, by estimate: {holder.machine} "
-        f"({format_bytes(holder.peak_memory_bytes)} of {format_bytes(holder.limit_bytes)} on each "
-        f"GPU{speed})."
-    )
 
 
 def looked_at(advice: Advice) -> str:

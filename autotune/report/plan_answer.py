@@ -12,7 +12,7 @@ from autotune.plan.answer import Answer, OtherDtype, speed_error
 from autotune.plan.choices import Choice, is_safe, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
-from autotune.report.advice import advice_lines, holder_line
+from autotune.report.advice import advice_lines
 from autotune.report.words import (
     batch_text,
     candidate_text,
@@ -185,16 +185,17 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
 
 def ways_out_lines(plan: Plan) -> Iterator[str]:
     """Yield the shortest changes that make a job fit, or safe, each with its price; where there are
-    none, the machine that would hold it."""
+    none, what else can be asked."""
     wanted, advice = "fit" if plan.answer is None else "safe", plan.advice
     if advice is None:
         yield "Next: `autotune advise` with the same options looks for changes that make it fit."
         return
     yield from advice_lines(advice, wanted)
     if not advice.ways:
-        yield "What several GPUs keep on the host was not traced: `autotune advise` traces it."
-    if advice.holder is not None:
-        yield holder_line(advice.holder)
+        yield (
+            "What several GPUs keep on the host was not traced: `autotune advise` traces it. "
+            "`autotune plan --device all` says which machines hold it."
+        )
 
 
 def other_tuning_line(tuning: str, plan: Plan) -> str:

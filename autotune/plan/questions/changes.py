@@ -308,21 +308,6 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A machine on which a job is safe as it is.
-
-    Attributes:
-        machine: its name, as `--device` takes it.
-        peak_memory_bytes: on each device, of which `limit_bytes` may be taken.
-    """
-
-    machine: str
-    peak_memory_bytes: int
-    limit_bytes: int
-    tokens_per_s: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Advice:
     """The ways out.
 
@@ -332,8 +317,6 @@ class Advice:
         ways: the cheapest first (`price`).
         tried: lists of changes that were estimated.
         ruled_out: lists whose weights, gradients and moments alone are more than the limit.
-        holder: where no change is enough, the smallest machine on which the job is safe; None: none
-            was looked for, or found.
     """
 
     fits: bool
@@ -344,7 +327,6 @@ class Advice:
     ways: tuple[Way, ...]
     tried: int
     ruled_out: int = 0
-    holder: Holder | None = None
 
     @property
     def safe(self) -> bool:
