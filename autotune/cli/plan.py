@@ -316,7 +316,7 @@ def _keep(answer: Any, job: Any, record: Path, plain: dict[str, Any]) -> None:
 
 def _print(view: Iterable[Any], wide: bool, bundle: Path | None) -> None:
     """Print a plan; where there is no terminal, at 80 columns."""
-    from autotune.bundle.mark import MARK
+    from autotune.bundle.planned import MARK
     from autotune.cli.views.console import PlainConsole
 
     width = None if PlainConsole().is_terminal else 160 if wide else 80

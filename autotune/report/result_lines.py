@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from autotune.report.advice import advice_lines
+from autotune.report.plan_answer import advice_lines
 from autotune.report.words import candidate_text, describe_measurement
 from autotune.run.session import Result
 from autotune.run.stored import StoredEnding

@@ -13,7 +13,6 @@ from rich.table import Table
 from autotune.estimate.estimate import Estimate
 from autotune.plan.choices import Choice, shortened
 from autotune.plan.plan import Plan
-from autotune.report.advice import advice_plain
 from autotune.report.choice_table import (
     FIGURES,
     ROWS,
@@ -25,6 +24,7 @@ from autotune.report.choice_table import (
     speed_cell,
 )
 from autotune.report.plan_answer import (
+    advice_plain,
     answer_plain,
     choice_row,
     next_line,

@@ -28,9 +28,8 @@ from autotune.space.foreign.fields import (
     without_secret,
 )
 from autotune.space.foreign.launch import Launch, Read
-from autotune.space.foreign.owner import is_registry, part_of, refuse_part, tool_of
 from autotune.space.foreign.reading import Reading
-from autotune.space.foreign.tool import TRL, Tool, tool
+from autotune.space.foreign.tool import TRL, Tool, is_registry, part_of, refuse_part, tool, tool_of
 from autotune.space.job_file.online import TEACHER
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import condition_holds

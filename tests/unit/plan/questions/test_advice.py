@@ -13,7 +13,7 @@ from autotune.plan.narrowing import planned_space
 from autotune.plan.questions.changes import CLOSED_FORM, more_devices
 from autotune.plan.questions.ways import FASTEST, MOST_LISTS, MOST_WAYS, Advisor, ChangedJob
 from autotune.process.child_server import ChildServer
-from autotune.report.advice import advice_lines, advice_plain
+from autotune.report.plan_answer import advice_lines, advice_plain
 from autotune.space.definition import load_definition
 from autotune.space.memory_order import expected_leanness
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job
