@@ -56,8 +56,6 @@ class HtmlTemplates:
 
 
 _HERE = Path(__file__).parent
-_PLACE = b"<script>/* plotly.js */</script>"
-"""No text of a run is such: it is escaped."""
 _SCRIPTS = ("vendor/plotly-basic.min.js", "report.js")
 
 
@@ -90,21 +88,6 @@ def policy() -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def without_plotly(page: bytes) -> bytes:
-    """Return a page to be kept where there are many: without the megabyte that is the same in
-    all."""
-    return page.replace(_plotly(), _PLACE, 1)
-
-
-def with_plotly(page: bytes) -> bytes:
-    """Return the page again."""
-    return page.replace(_PLACE, _plotly(), 1)
-
-
-def _plotly() -> bytes:
-    return f"<script>{scripts()[0]}</script>".encode()
 
 
 def _digest(script: str) -> str:
