@@ -294,14 +294,6 @@ def test_a_limit_that_was_asked_for_is_shown(served: Served) -> None:
     assert "deadline 20h" in page
 
 
-def test_several_machines_have_first_figures_at_once(served: Served) -> None:
-    job = {**JOB, "model": "qwen2.5-7b", "tuning": "lora", "max_length": 512}
-    id = served.submit(job, device="h100,l40s,2xh100,a100").json()["id"]
-    page = served.client.get(f"/plans/{id}").text
-    found = re.search(r"\d of 3 machines with one GPU hold it; h100 [\d.]+k tokens/s", page)
-    assert found is not None, page
-
-
 def test_a_list_is_searched(served: Served) -> None:
     id = served.submit(JOB, device="h100").json()["id"]
     for query, there in (("text=h100", True), ("text=none", False), ("kind=run", False)):
