@@ -247,14 +247,11 @@ def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:
         text = f"`{SLEEP}: true` (vLLM gives its memory back while the training computes)"
         yield _pinned(job, SLEEP, True, text)
     if nearest.values.get(USE):
-        changed_job = job.model_copy(update={"fixed": _without_vllm(job.fixed)})
+        fixed = {name: value for name, value in job.fixed.items() if "vllm" not in name}
+        changed_job = job.model_copy(update={"fixed": fixed})
         yield Change(
             field=USE, text=f"transformers' generation (no `{USE}`)", kind="speed", job=changed_job
         )
-
-
-def _without_vllm(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fixed.items() if "vllm" not in name}
 
 
 def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
