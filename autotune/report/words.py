@@ -29,7 +29,7 @@ from autotune.space.sharding.sharding import (
 from autotune.units import format_bytes
 
 _SPREAD = (NUM_PROCESSES, *SHARDING_KNOBS, CP_SIZE, SP_SIZE)
-"""Knobs that `_spread` has words of its own for."""
+"""Knobs of how a candidate is spread over devices."""
 _TUNINGS = {"full": "Full tuning", "lora": "LoRA", "qlora": "QLoRA"}
 _APART = {MICRO_BATCH, ACCUMULATION, CHECKPOINTING, *_SPREAD}
 
