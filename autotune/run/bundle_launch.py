@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.bundle.launch_script import NODES_SCRIPT
 from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
 from autotune.job.methods import METHODS
@@ -177,8 +178,10 @@ class BundleLaunch:
         fewer = _fewer_together(self.launched.config, parts, self.launched.processes)
         flags = _flags(self.run.verification / "data", output, steps, self.launched, fewer)
         heard = LaunchStages(self.stages, self.rehearsal)
+        single = self.launched.job.devices.nodes == 1
+        script = self.run.launch if single else self.run.bundle / NODES_SCRIPT
         report = self.launch(
-            ["bash", str(self.run.launch), *flags],
+            ["bash", str(script), *flags],
             log=self.log,
             environment={
                 "TRL_EXPERIMENTAL_SILENCE": "1",
