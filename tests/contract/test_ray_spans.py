@@ -1,6 +1,10 @@
 """Probes and launches that span two nodes of Ray, trained for real, and one that loses a node."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from autotune.run.job_session import render
 from autotune.search.recommend import Ranked, Recommendation
 from tests.cpu.compiled import KEPT, compile_into
 from tests.cpu.conftest import LLAMA, Bench, open_bench
-from tests.cpu.test_run import assert_launched
+from tests.cpu.test_run import assert_launched, write_job
 
 WAYS: dict[str, dict[str, Any]] = {
     "DDP": {"distributed_type": "MULTI_CPU"},
@@ -34,7 +38,7 @@ def pair(cluster: Nodes, compiled: Path, tmp_path_factory: pytest.TempPathFactor
     """An engine whose lane is on two nodes, with what trains."""
     compile_into(compiled, KEPT)
     for number in (2, 3):
-        cluster.start(number)
+        cluster.start(number, AUTOTUNE_QUIET="1")
     folder = tmp_path_factory.mktemp("pair")
     engine = lanes(cluster, folder, 1, on=(2, 3), span=2, preload=PRELOAD)
     yield engine
@@ -159,3 +163,33 @@ def test_a_probe_that_loses_one_of_its_nodes_is_made_once_more_on_others(
             cluster.kill(4)
         for number in {2, 3} - cluster.started.keys():
             cluster.start(number)
+
+
+@pytest.mark.nightly("ranks")
+def test_a_run_of_two_machines_is_verified_again_where_it_was_made(
+    cluster: Nodes, pair: Any, tmp_path: Path
+) -> None:
+    pair.close()
+    fixed = {"optim": "adamw_torch_fused", "distributed_type": "MULTI_CPU"}
+    devices, budget = {"kind": "cpu", "nodes": 2}, {"probes": 1, "minutes": 9}
+    write_job(tmp_path, devices=devices, budget=budget, fixed=fixed)
+
+    def autotune(*arguments: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", *arguments, "--json"],
+            cwd=tmp_path,
+            env={**os.environ, **cluster.variables, "PYTHONPATH": STUBS_PATH},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout)
+
+    engine = ("--engine=ray", f"--address={cluster.address}", "--at-once=1")
+    autotune("run", "job.yaml", "--out=run", "--no-verify", *engine)
+    (probe,) = autotune("report", "run")["probes"]
+    assert probe["measurement"]["engine"] == "DDP"
+    assert len(probe["measurement"]["node"].split(", ")) == 2
+    assert_launched(autotune("verify", "run"))
+    assert (tmp_path / "run" / "verification" / "node-1" / "launch.log").exists()
