@@ -192,9 +192,9 @@ def probed(
         MachineError: it crashed on a full disk, which says nothing of it.
     """
     task = ProbeTask.from_plain(plain)
-    if task.elsewhere:
-        request = dataclasses.replace(_with_devices_here(task.request), part=task.part)
-        task = dataclasses.replace(task, request=request)
+    request = dataclasses.replace(task.request, part=task.part)
+    request = _with_devices_here(request) if task.elsewhere else request
+    task = dataclasses.replace(task, request=request)
     most_s = math.inf if task.most_s is None else task.most_s
     measurement = _in_time(server, folder, task, most_s, watch)
     by_another = is_by_another(measurement) and task.part.nodes == 1

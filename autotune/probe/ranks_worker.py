@@ -61,16 +61,15 @@ def probe(path: Path) -> None:
         worker.probe(folder, request)
         return
     keep_extensions_in_run(request)
-    if request.parsed_sharding.num_processes == 1:
-        listener = socket.create_server((request.part.host, 0))
+    listener = None if request.part.node else socket.create_server((request.part.host, 0))
+    if listener and request.parsed_sharding.num_processes == 1:
         place = _place(0, request, listener)
         listener.detach()  # it is the rendezvous's from here on
         worker.probe(folder, request, place)
         return
-    folders = {
-        rank: rank_folder(folder_of_all(path, request.part), rank) for rank in request.local_ranks
-    }
-    failure = _first_failure(_start(folder, folders, request), folders)
+    root = folder_of_all(path, request.part)
+    folders = {rank: rank_folder(root, rank) for rank in request.local_ranks}
+    failure = _first_failure(_start(folder, folders, request, listener), folders)
     if failure is None:
         replies = [read_json(files.reply) or {} for files in folders.values()]
         write_json(folder.reply, merged_reply(replies, request.local_ranks[0]))
@@ -82,29 +81,26 @@ def probe(path: Path) -> None:
 
 
 def _start(
-    folder: ChildFolder, folders: dict[int, ChildFolder], request: ProbeRequest
+    folder: ChildFolder, folders: Folders, request: ProbeRequest, listener: socket.socket | None
 ) -> dict[int, int]:
     """Fork the ranks; return the rank of each pid."""
-    supervisor, part = os.getpid(), request.part
+    supervisor = os.getpid()
     ranks = {}
-    with contextlib.ExitStack() as stack:
-        listener = None
-        if part.node == 0:
-            listener = stack.enter_context(socket.create_server((part.host, 0)))
-        if listener and part.nodes > 1:
-            Progress(folder.progress).tell(MEETS, port=listener.getsockname()[1])
-        for rank, rank_files in folders.items():
-            rank_files.path.mkdir(parents=True, exist_ok=True)
-            place = _place(rank, request, listener)
-            if not place.local_rank:
-                target = os.path.relpath(folder.progress, rank_files.path)
-                rank_files.progress.symlink_to(target)
-            pid = os.fork()
-            if pid == 0:
-                if rank:
-                    stack.close()
-                _become_rank(supervisor, rank_files, request, place)
-            ranks[pid] = rank
+    if listener and request.part.nodes > 1:
+        Progress(folder.progress).tell(MEETS, port=listener.getsockname()[1])
+    for rank, rank_files in folders.items():
+        rank_files.path.mkdir(parents=True, exist_ok=True)
+        place = _place(rank, request, listener)
+        if not place.local_rank:
+            rank_files.progress.symlink_to(os.path.relpath(folder.progress, rank_files.path))
+        pid = os.fork()
+        if pid == 0:
+            if listener and rank:
+                listener.close()
+            _become_rank(supervisor, rank_files, request, place)
+        ranks[pid] = rank
+    if listener:
+        listener.close()
     return ranks
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.bundle.launch_script import NODES_SCRIPT
 from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
+from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.extensions import compiled_folder
 from autotune.process.launch import launch
@@ -178,10 +179,8 @@ class BundleLaunch:
         fewer = _fewer_together(self.launched.config, parts, self.launched.processes)
         flags = _flags(self.run.verification / "data", output, steps, self.launched, fewer)
         heard = LaunchStages(self.stages, self.rehearsal)
-        single = self.launched.job.devices.nodes == 1
-        script = self.run.launch if single else self.run.bundle / NODES_SCRIPT
         report = self.launch(
-            ["bash", str(script), *flags],
+            ["bash", str(self.run.bundle / script_of(self.launched.job)), *flags],
             log=self.log,
             environment={
                 "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -207,6 +206,11 @@ class BundleLaunch:
         for folder in (output, self.run.verification / "cache"):
             shutil.rmtree(folder, ignore_errors=True)
         return report, state
+
+
+def script_of(job: Job) -> str:
+    """Return the name of the script that is launched, on each machine of the job."""
+    return "launch.sh" if job.devices.nodes == 1 else NODES_SCRIPT
 
 
 def _flags(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.bundle.launch_script import NODES_SCRIPT
 from autotune.engine.call import Call, result_of
 from autotune.engine.launching import launcher_of
 from autotune.engine.opening import engine_of
@@ -23,7 +22,7 @@ from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES
 from autotune.process.run_folder import RunFolder
-from autotune.run.bundle_launch import Heard
+from autotune.run.bundle_launch import Heard, script_of
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations, compared
 from autotune.run.job_session import render
@@ -138,8 +137,7 @@ class PastRun:
     def changed_files(self, recommendation: Recommendation) -> list[str]:
         """Return the files that a launch reads or runs, and that are not as the run emits them."""
         files, method = self.files(recommendation, None), METHODS[self.job.method]
-        scripts = ("launch.sh", NODES_SCRIPT)
-        launched = (method.config_file, "accelerate.yaml", *scripts, DEEPSPEED_FILE)
+        launched = (method.config_file, "accelerate.yaml", script_of(self.job), DEEPSPEED_FILE)
         return [
             name
             for name in (*launched, method.own_script)
