@@ -21,6 +21,7 @@ from autotune.training.spec import MEETS, Part
 
 LAUNCH = "autotune.engine.launching:launched"
 TOGETHER = "autotune.engine.launching:of_machines"
+PEAKS = ("peak_resident_bytes", "peak_gpu_bytes")
 MOST_S = 1e9
 
 
@@ -40,17 +41,20 @@ def launcher_of(engine: Engine) -> Launcher:
         on_line: Callable[[float, str], None],
         **given: Any,
     ) -> LaunchReport:
-        named = {"log": str(log), "timeout_s": min(timeout_s, MOST_S), "gpus": len(gpus)}
-        request = {"command": list(command), **given, **named}
+        plain = {"log": str(log), "timeout_s": min(timeout_s, MOST_S), "gpus": len(gpus)}
 
         def hear(event: Mapping[str, Any]) -> None:
             if event.get("event") == "line":
                 on_line(event["at_s"], event["text"])
 
-        key = f"launch-{time.monotonic_ns()}"
-        folder = str(log.parent)
-        tasks = {"task": LAUNCH, "together": TOGETHER}
-        call = Call(key=key, folder=folder, request=request, **tasks, alone=True)
+        call = Call(
+            key=f"launch-{time.monotonic_ns()}",
+            folder=str(log.parent),
+            request={"command": list(command), **given, **plain},
+            task=LAUNCH,
+            together=TOGETHER,
+            alone=True,
+        )
         ended = result_of(engine, call, hear)
         if ended.result is None:
             raise MachineError(*ended.problems)
@@ -114,8 +118,5 @@ def of_machines(reports: Sequence[dict[str, Any]], folder: Path) -> dict[str, An
     ]
     full = [one for one in failed if read_memory_error([line for _, line in one["lines"]])]
     chosen = [*full, *failed, reports[0]][0]
-    peaks = {
-        name: max((one[name] for one in reports if one[name] is not None), default=None)
-        for name in ("peak_resident_bytes", "peak_gpu_bytes")
-    }
-    return {**chosen, **peaks}
+    measured = [name for name in PEAKS if chosen[name] is not None]
+    return {**chosen, **{name: max(one[name] or 0 for one in reports) for name in measured}}

@@ -373,7 +373,7 @@ class RayEngine:
         going = [one for one in begun if one.ended is None]
         if not going:
             return [*news, *self._over(lane, begun)]
-        if plain is not None and (plain["result"] or {}).get("outcome") != "ok":
+        if member.ended is not None and _failed(member.ended):
             for one in going:
                 one.actor.stop.remote(key, WITH_OTHERS, SETTLE_S)
         self._ask(lane)
@@ -479,6 +479,12 @@ def lost_with(node: str | None, how: str = "") -> Measurement:
     """Return the measurement of a probe whose node, or what ran it there, has died."""
     reason = f"what ran it on {node} was lost{how}"
     return Measurement(outcome="interrupted", reason=reason, inferred=True, node=node)
+
+
+def _failed(ended: Ended) -> bool:
+    """True if a probe, or a launch, came to no good end."""
+    result = ended.result or {"exit_code": 1}
+    return bool(result.get("exit_code")) or result.get("outcome", "ok") != "ok"
 
 
 def _words(resources: Any) -> str:

@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.engine.call import Call, result_of
+from autotune.engine.call import Call, Engine, result_of
 from autotune.engine.launching import launcher_of
 from autotune.engine.opening import engine_of
 from autotune.errors import UserError, user_error
@@ -218,6 +218,19 @@ def _without_study(run: RunFolder, fault: str) -> UserError:
     )
 
 
+@contextlib.contextmanager
+def _opened(past: PastRun, waits: Callable[[str], None]) -> Iterator[tuple[ChildServer, Engine]]:
+    """Open a run's server, and the engine that it was started with."""
+    name, options = started(past.run)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(past.run.locked())
+        if options.engine.name == "local":
+            stack.enter_context(devices_locked(past.job.devices, past.run.path, waits))
+        server = stack.enter_context(ChildServer(past.run.log))
+        opened = engine_of(options.engine, past.job, past.run, f"{name}-verify", server)
+        yield server, stack.enter_context(opened)
+
+
 def verify_again(
     past: PastRun, heard: Heard, waits: Callable[[str], None], soak_s: float = 0.0
 ) -> Verification:
@@ -242,15 +255,8 @@ def verify_again(
             hint=f"`autotune emit {shlex.quote(str(past.run.path))}` writes the bundle anew; put "
             "fields of the training into `training:` of the job",
         )
-    facts, (name, options) = past.facts, started(past.run)
-    elsewhere = options.engine.name != "local"
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(past.run.locked())
-        if not elsewhere:
-            stack.enter_context(devices_locked(past.job.devices, past.run.path, waits))
-        server = stack.enter_context(ChildServer(past.run.log))
-        opened = engine_of(options.engine, past.job, past.run, f"{name}-verify", server)
-        engine = stack.enter_context(opened)
+    facts = past.facts
+    with _opened(past, waits) as (server, engine):
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
             where = past.job.devices.index, past.job.devices.count
             machine = engine.machine
@@ -267,7 +273,7 @@ def verify_again(
             rows=past.run.rows,
             output_dir=past.run.output,
             limit=memory_limit_of(past.job, facts),
-            elsewhere=elsewhere,
+            elsewhere=engine.is_remote,
         )
         folder = str(past.run.what_if / "again")
         again = Call(key="again", folder=folder, request=task.plain(), alone=True)
