@@ -11,13 +11,13 @@ from autotune.engine.call import Call, Engine, result_of
 from autotune.engine.launching import launcher_of
 from autotune.engine.opening import engine_of
 from autotune.errors import UserError, user_error
-from autotune.facts import Facts, devices
+from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.job.text_file import readable_text
 from autotune.plain_data import NONSENSE
 from autotune.probe.measure import probe_task
-from autotune.probe.survey import allowed_memory
+from autotune.probe.survey import allowed_memory, machine_here
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES
@@ -258,10 +258,8 @@ def verify_again(
     facts = past.facts
     with _opened(past, waits) as (server, engine):
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-            where = past.job.devices.index, past.job.devices.count
-            machine = engine.machine
-            device = machine.device if machine else devices.detect("cuda", *where)
-            facts = dataclasses.replace(facts, device=device)
+            machine = engine.machine or machine_here(past.job)
+            facts = dataclasses.replace(facts, device=machine.device)
         # Whole, so that nothing else lies beside the script that is run.
         kept = past.kept_verification(recommendation)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, kept))
