@@ -11,13 +11,13 @@ from autotune.engine.call import Call, Engine, result_of
 from autotune.engine.launching import launcher_of
 from autotune.engine.opening import engine_of
 from autotune.errors import UserError, user_error
-from autotune.facts import Facts
+from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.job.text_file import readable_text
 from autotune.plain_data import NONSENSE
 from autotune.probe.measure import probe_task
-from autotune.probe.survey import allowed_memory, machine_here
+from autotune.probe.survey import allowed_memory
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.messages import MOST_BYTES
@@ -258,8 +258,11 @@ def verify_again(
     facts = past.facts
     with _opened(past, waits) as (server, engine):
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-            machine = engine.machine or machine_here(past.job)
-            facts = dataclasses.replace(facts, device=machine.device)
+            where, machine = past.job.devices, engine.machine
+            device = (machine and machine.device) or devices.detect(
+                "cuda", where.index, where.count
+            )
+            facts = dataclasses.replace(facts, device=device)
         # Whole, so that nothing else lies beside the script that is run.
         kept = past.kept_verification(recommendation)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, kept))
@@ -286,7 +289,6 @@ def verify_again(
             heard,
             soak_s,
             launcher=launcher_of(engine),
-        )
-        outcome = outcome.among_noise(recommendation.noise)
+        ).among_noise(recommendation.noise)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome
