@@ -55,6 +55,7 @@ class SimulatedLane:
 
     Attributes:
         dead_at: when the first of its nodes dies.
+        began, start_s: when its call did, and what that waits for imports and the model.
         steps: what its call will still say, each with its time.
     """
 
@@ -65,6 +66,7 @@ class SimulatedLane:
     call: Call | None = None
     course: Course | None = None
     began: float = 0.0
+    start_s: float = 0.0
     steps: list[tuple[float, dict | Measurement]] = field(default_factory=list)
 
     @property
@@ -148,7 +150,8 @@ class SimulatedEngine:
             if lane.call is not None and lane.call.key == key and lane.course is not None:
                 at = self.clock.now + STOP_S
                 if lane.steps and lane.steps[-1][0] > at:
-                    stopped = lane.course.stopped(reason, at - lane.began)
+                    seconds = at - lane.began - lane.start_s
+                    stopped = lane.course.stopped(reason, seconds, lane.start_s)
                     lane.steps = [(at, stopped)]
 
     def abandon(self) -> None:
@@ -212,9 +215,10 @@ class SimulatedEngine:
         count = self._begun[candidate] = self._begun.get(candidate, 0) + 1
         lane.call, lane.began, lane.course = call, self.clock.now, self._course(call, count)
         start = max(lane.placed_at + LANE_S + IMPORTS_S - lane.began, 0.0)
-        start += 0.0 if lane.has_model else self._load_s
+        lane.start_s = start if lane.has_model else start + self._load_s
         lane.has_model = True
-        lane.steps = [(lane.began + start + at, said) for at, said in lane.course.steps(start)]
+        start = lane.began + lane.start_s
+        lane.steps = [(start + at, said) for at, said in lane.course.steps(lane.start_s)]
 
     # -- what happens
 

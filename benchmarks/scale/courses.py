@@ -85,7 +85,7 @@ class Course:
         """Return what it says, each with the seconds since its start.
 
         Args:
-            start_s: what it waited before: it counts in its seconds.
+            start_s: seconds before its start, which count in its own.
         """
         limit = self.problem.limit_bytes
         if self.peak > limit:
@@ -110,10 +110,10 @@ class Course:
         """Return the relative half-width of what is known of the speed after a share of it."""
         return max(self.uncertainty / math.sqrt(share), LEAST_INTERVAL)
 
-    def stopped(self, reason: str, seconds: float) -> Measurement:
-        """Return its end where it is asked to end."""
+    def stopped(self, reason: str, seconds: float, start_s: float) -> Measurement:
+        """Return its end where it is asked to end, `seconds` after its start."""
         share = min(max((seconds - self.before_s) / self.train_s, REPORTS[0]), 1.0)
-        return self._ended("stopped", seconds, **self._figures(share), told=reason)
+        return self._ended("stopped", seconds + start_s, **self._figures(share), told=reason)
 
     def _figures(self, share: float) -> dict[str, Any]:
         uncertainty = self.uncertainty / math.sqrt(share)

@@ -35,17 +35,16 @@ def runs(case: Case, over: list[Problem]) -> Iterator[tuple[Problem, int]]:
 
 def run(results: Results) -> None:
     """Add the rows that are missing."""
-    waiting = results.waiting(list(cases()))
-    over, began = chosen(), time.perf_counter()
-    for case in waiting:
-        rows = [simulated(case.setting, *one) for one in runs(case, over)]
-        row = {"name": case.name, "table": case.table, "row": case.row}
-        results.add({**row, **asdict(case.setting), "runs": rows})
-        print(f"{time.perf_counter() - began:5.0f} s  {case.name}", flush=True)
+    waiting, over = results.waiting(list(cases())), chosen()
     if waiting:
-        seconds = round(time.perf_counter() - began)
-        about = {**about_this_run(), "optuna": optuna.__version__, "seconds": seconds}
-        results.add({"name": "about", "cases": len(waiting), **about})
+        results.add({"name": "about", **about_this_run(), "optuna": optuna.__version__})
+    for case in waiting:
+        began = time.process_time()
+        rows = [simulated(case.setting, *one) for one in runs(case, over)]
+        seconds = round(time.process_time() - began, 1)
+        row = {"name": case.name, "table": case.table, "row": case.row, "seconds": seconds}
+        results.add({**row, **asdict(case.setting), "runs": rows})
+        print(f"{seconds:5.0f} s  {case.name}", flush=True)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import optuna
@@ -29,7 +29,7 @@ from autotune.search.study import Study
 from autotune.space.bind import SearchSpace
 from autotune.space.knobs import MICRO_BATCH, BoundKnob, Candidate
 from benchmarks.scale.cluster import Clock, Failures, SimulatedEngine
-from benchmarks.scale.courses import course_of, recorded
+from benchmarks.scale.courses import Course, course_of, recorded
 from benchmarks.search.grid import Problem, knobs_of_default
 
 GRIDS = Path(__file__).parents[1] / "search" / "grids"
@@ -111,6 +111,12 @@ class SimulatedSession(Session):
         raise NotImplementedError
 
 
+class ClockedEngine(Engine, Protocol):
+    """An engine with a clock of its own."""
+
+    clock: Clock
+
+
 class ReadOnce(Study):
     """A study that reads each ended probe once, and not each time that it is asked for."""
 
@@ -150,8 +156,8 @@ def space_of(problem: Problem) -> SearchSpace:
 
 
 @contextlib.contextmanager
-def session_on(engine: Engine, problem: Problem) -> Iterator[SimulatedSession]:
-    """Open a run of a problem on an engine; its study is in memory."""
+def session_on(engine: ClockedEngine, problem: Problem) -> Iterator[SimulatedSession]:
+    """Open a run of a problem on an engine, by whose clock it goes; its study is in memory."""
     space, expectations = space_of(problem), problem.expectations()
     estimates, allowed = expectations.estimates, problem.allowed_bytes
     sampler = guided_sampler(space, estimates, expectations.prior, allowed_bytes=allowed)
@@ -159,6 +165,8 @@ def session_on(engine: Engine, problem: Problem) -> Iterator[SimulatedSession]:
     nothing: Any = None
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as where,
+        mock.patch.object(flights, "time", engine.clock),
+        mock.patch.object(studies, "time", engine.clock),
         mock.patch.object(studies, "open_storage", lambda place, make: memory),
     ):
         yield SimulatedSession(
@@ -190,29 +198,34 @@ def searched(session: Session, clock: Clock) -> float:
     return ended
 
 
-def engine_of(setting: Setting, problem: Problem, seed: int) -> SimulatedEngine:
-    """Return the cluster of a setting; its clock stands at 0."""
-    size, about = SIZES[setting.gpus], recorded(GRIDS / f"{problem.grid.name}.jsonl")
+def courses(setting: Setting, problem: Problem, seed: int) -> Callable[[Call, int], Course]:
+    """Return the course of a call, by how often its candidate was begun with it."""
+    about = recorded(GRIDS / f"{problem.grid.name}.jsonl")
 
-    def course(call: Call, count: int) -> Any:
+    def course(call: Call, count: int) -> Course:
         return course_of(
             problem,
             call.request["candidate"],
             count,
             seed=seed,
             about=about,
-            longer=setting.longer * size.longer,
+            longer=setting.longer * SIZES[setting.gpus].longer,
             noise=setting.noise,
             job_s=3600 * setting.job_hours,
         )
 
+    return course
+
+
+def engine_of(setting: Setting, problem: Problem, seed: int) -> SimulatedEngine:
+    """Return the cluster of a setting; its clock stands at 0."""
     return SimulatedEngine(
-        course,
+        courses(setting, problem, seed),
         Clock(),
         gpus=setting.cluster,
         lane_gpus=setting.gpus,
         at_once=setting.at_once,
-        model_bytes=GB * size.model_gb,
+        model_bytes=GB * SIZES[setting.gpus].model_gb,
         failures=setting.failures,
         seed=f"{problem.name} {seed}",
     )
@@ -221,11 +234,7 @@ def engine_of(setting: Setting, problem: Problem, seed: int) -> SimulatedEngine:
 def simulated(setting: Setting, problem: Problem, seed: int) -> dict[str, Any]:
     """Return the row of one search."""
     engine = engine_of(setting, problem, seed)
-    with (
-        mock.patch.object(flights, "time", engine.clock),
-        mock.patch.object(studies, "time", engine.clock),
-        session_on(engine, problem) as session,
-    ):
+    with session_on(engine, problem) as session:
         searched_s, failure = None, None
         try:
             searched_s = round(searched(session, engine.clock), 1)

@@ -25,8 +25,7 @@ def table(rows: Rows) -> str:
     for row in rows:
         if "runs" in row:
             by_table[row["table"]].append(row)
-    about = next((row for row in rows if row["name"] == "about"), {})
-    parts = [f"# Searches with several probes at once, simulated\n\n{_about(about, rows)}"]
+    parts = [f"# Searches with several probes at once, simulated\n\n{_about(rows)}"]
     texts = {
         "lanes": "## One to 32 at once, on 1,024 GPUs",
         "others": "## Other jobs, probes and noise",
@@ -133,7 +132,7 @@ def _waste(group: Rows) -> str:
             f"times the GPU-hours held ({given:.2f} were idle lanes given back when the search "
             f"ends), {used:.2f} times those used"
         )
-    return "; ".join(texts) + "."
+    return "; ".join(texts)
 
 
 def _deaths(group: Rows) -> str:
@@ -146,16 +145,14 @@ def _deaths(group: Rows) -> str:
     return f"Nodes expected to die under 1,000 searches: {', '.join(texts)}."
 
 
-def _about(about: dict[str, Any], rows: Rows) -> str:
-    searches = sum(len(row["runs"]) for row in rows if "runs" in row)
-    text = f"{searches} searches"
-    if about:
-        text += (
-            f"; {about['cases']} settings in {about['seconds']} s on {about['processor']}, "
-            f"{about['date'][:10]}, Optuna {about['optuna']}, autotune {about['commit'][:12]}"
-        )
+def _about(rows: Rows) -> str:
+    cases = [row for row in rows if "runs" in row]
+    searches, seconds = sum(len(row["runs"]) for row in cases), sum(r["seconds"] for r in cases)
+    text = f"{searches} searches of {len(cases)} settings in {seconds / 60:.0f} minutes of one core"
+    if about := next((row for row in rows if row["name"] == "about"), None):
+        text += f" ({about['processor']}, {about['date'][:10]}, Optuna {about['optuna']})"
     return (
-        f"{text}. Means; ratios are of the same problems, geometric means with their standard "
-        f"errors. GPU-hours held: from the reservation of a lane to the end of the search; used: "
-        f"while a probe was on it."
+        f"{text}. Minutes, GPU-hours and probes are means; ratios are of the same searches, "
+        f"geometric means with their standard errors. GPU-hours held: from the reservation of a "
+        f"lane to the end of the search; used: while a probe was on it."
     )
