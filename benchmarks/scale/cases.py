@@ -51,7 +51,7 @@ def cases() -> Iterator[Case]:
         for lanes in LANES:
             if lanes * gpus <= CLUSTER:
                 setting = Setting(CLUSTER, gpus, lanes, failures=USUAL)
-                yield Case("lanes", "usual", setting, seeds=2 if lanes <= 8 else 1)
+                yield Case("lanes", "usual", setting, seeds=2 if gpus == 8 and lanes <= 8 else 1)
     usual = Setting(CLUSTER, 8, failures=USUAL)
     others = {
         "a job of 1 hour": replace(usual, job_hours=1.0),

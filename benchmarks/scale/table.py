@@ -49,7 +49,7 @@ def _groups(rows: Rows) -> list[list[dict[str, Any]]]:
 
 def _part(name: str, group: Rows) -> str:
     first, size = group[0], SIZES[group[0]["gpus"]]
-    title = f"### {size.gpus} GPUs a candidate (as a {size.model} of {size.model_gb} GB)"
+    title = f"### {size.gpus} GPU{'s' * (size.gpus > 1)} a candidate ({size.model})"
     title += "" if first["row"] == "usual" else f", {first['row']}"
     head = f"| {COLUMNS} |\n" + "|---" * (COLUMNS.count("|") + 1) + "|"
     lines = [_line(row, first) for row in group]
@@ -75,7 +75,7 @@ def _line(row: dict[str, Any], one: dict[str, Any]) -> str:
         f"{sum(run['lost'] for run in runs)} of {sum(run['probes'] for run in runs)}",
     ]
     failed = sum(run["failure"] is not None for run in runs)
-    figures[-1] += f"; {failed} searches ended for want of room" if failed else ""
+    figures[-1] += f"; searches without room: {failed}" if failed else ""
     return f"| {' | '.join(figures)} |"
 
 
@@ -87,22 +87,27 @@ def _is_good(run: Run) -> bool:
     return bool(run["share"] >= WITHIN)
 
 
-def _logs(row: Run, other: Run, figure: Callable[[Run], float]) -> list[float]:
-    """Return the logarithms of a figure over that of the same search in another setting."""
+def _pairs(row: Run, other: Run) -> list[tuple[Run, Run]]:
+    """Return each search with the same one in another setting."""
     others = {(run["grid"], run["problem"], run["seed"]): run for run in other["runs"]}
     keyed = [((run["grid"], run["problem"], run["seed"]), run) for run in row["runs"]]
-    return [math.log(figure(run) / figure(others[key])) for key, run in keyed if key in others]
+    return [(run, others[key]) for key, run in keyed if key in others]
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    """Return the geometric mean with its standard error."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = math.exp(statistics.fmean(logs))
+    return f"{mean:.2f} +-{mean * statistics.stdev(logs) / math.sqrt(len(logs)):.2f}"
 
 
 def _against(row: Run, one: Run, figure: str) -> str:
-    """Return a ratio to the first setting with its standard error; empty for that one itself."""
+    """Return a ratio to the searches of one at a time; empty where there are none."""
     if row is one:
         return "1" if row["at_once"] == 1 else ""
     if one["at_once"] != 1:
         return ""
-    logs = _logs(row, one, lambda run: run[figure])
-    ratio = math.exp(statistics.fmean(logs))
-    return f"{ratio:.2f} +-{ratio * statistics.stdev(logs) / math.sqrt(len(logs)):.2f}"
+    return _ratio([run[figure] / other[figure] for run, other in _pairs(row, one)])
 
 
 def _given_back(row: Run) -> Callable[[Run], float]:
@@ -116,23 +121,21 @@ def _given_back(row: Run) -> Callable[[Run], float]:
 
 
 def _waste(group: Rows) -> str:
-    """Return what each doubling gains and costs."""
-    texts = []
+    """Return what each doubling gains and costs, as a table."""
+    head = "| at once | times as fast | GPU-hours held | held, idle lanes given back | used |"
+    lines = [head, "|---" * 5 + "|"]
     for few, many in pairwise(group):
-        faster = math.exp(-statistics.fmean(_logs(many, few, lambda run: run["wall_s"])))
-        held, used = (
-            math.exp(statistics.fmean(_logs(many, few, lambda run, name=name: run[name])))
+        back = [_given_back(row) for row in (many, few)]
+        pairs = _pairs(many, few)
+        figures = [
+            _ratio([run[name] / other[name] for run, other in pairs])
             for name in ("held_s", "used_s")
-        )
-        mine, theirs = _given_back(many), _given_back(few)
-        given = statistics.fmean(mine(run) for run in many["runs"])
-        given /= statistics.fmean(theirs(run) for run in few["runs"])
-        texts.append(
-            f"{few['at_once']} to {many['at_once']}: {faster:.2f} times as fast for {held:.2f} "
-            f"times the GPU-hours held ({given:.2f} were idle lanes given back when the search "
-            f"ends), {used:.2f} times those used"
-        )
-    return "; ".join(texts)
+        ]
+        given = _ratio([back[0](run) / back[1](other) for run, other in pairs])
+        faster = _ratio([other["wall_s"] / run["wall_s"] for run, other in pairs])
+        texts = (f"{few['at_once']} to {many['at_once']}", faster, figures[0], given, figures[1])
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _deaths(group: Rows) -> str:
@@ -141,7 +144,7 @@ def _deaths(group: Rows) -> str:
     for row in group:
         node_hours = _mean(row["runs"], "held_s") / HOUR / min(row["gpus"], NODE_GPUS)
         dead = 1000 * node_hours * row["failures"]["per_hour"]
-        texts.append(f"{dead:.2g} of {row['at_once']} at once")
+        texts.append(f"{dead:.{2 if dead < 1 else 0}f} of {row['at_once']} at once")
     return f"Nodes expected to die under 1,000 searches: {', '.join(texts)}."
 
 
