@@ -1,4 +1,4 @@
-"""What is simulated: settings under their names, and the problems that each is run on."""
+"""The settings that are simulated, under their names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ SLOW_S = 65.0
 
 @dataclass(frozen=True)
 class Case:
-    """A setting, and which table it is for.
+    """A setting of a table.
 
     Attributes:
         seeds: runs of each problem.

@@ -18,8 +18,8 @@ from benchmarks.scale.courses import Course
 
 NODE_GPUS = 8
 LANE_S, IMPORTS_S, BYTES_PER_S = 2.0, 8.0, 1e9
-"""What a lane takes to be there (1.0 to 2.5 s were measured), its fork server's imports, and the
-disk from which its first probe reads the model (both assumed)."""
+"""Seconds until a lane is there (1.0 to 2.5 were measured) and of its fork server's imports, and
+the rate at which its first probe reads the model (both assumed)."""
 STOP_S = 0.1
 PLACE_S = 600.0
 """Seconds without a place after which a run ends."""
@@ -38,11 +38,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failures:
-    """How nodes die, by an exponential clock each, and are not repaired.
+    """The deaths of nodes, by an exponential clock each; none is repaired.
 
     Attributes:
         per_hour: of one node.
-        detected_s: from a death until the engine has it.
+        detected_s: from a death until the engine knows it.
     """
 
     per_hour: float = 0.0
@@ -51,12 +51,12 @@ class Failures:
 
 @dataclass
 class SimulatedLane:
-    """Devices that are reserved, and what runs there.
+    """Reserved devices, and the call at work there.
 
     Attributes:
         dead_at: when the first of its nodes dies.
         began, start_s: when its call did, and what that waits for imports and the model.
-        steps: what its call will still say, each with its time.
+        steps: events of its call that are to come, and its end, each with its time.
     """
 
     nodes: tuple[int, ...]
@@ -130,7 +130,7 @@ class SimulatedEngine:
         self._assign()
 
     def heard(self, timeout_s: float) -> Sequence[Heard]:
-        """Let time pass until something happens; return what calls say then.
+        """Let time pass until something happens; return the events of calls then.
 
         Raises:
             MachineError: nothing will: no node has room.
@@ -180,7 +180,7 @@ class SimulatedEngine:
             self._lanes.append(SimulatedLane(nodes, self.clock.now, dead_at))
 
     def _room(self) -> tuple[int, ...]:
-        """Return nodes with room for a lane, of those that nobody knows to be dead."""
+        """Return nodes with room for a lane, of those not known to be dead."""
         wanted = max(self.lane_gpus // NODE_GPUS, 1)
         each = min(self.lane_gpus, NODE_GPUS)
         nodes = [
@@ -209,7 +209,7 @@ class SimulatedEngine:
                 self._run(min(free, key=lambda lane: str(lane.nodes) == lost_at), call)
 
     def _run(self, lane: SimulatedLane, call: Call) -> None:
-        """Write down what the call will say on this lane, and when."""
+        """Begin a call on a lane: its events and its end have their times from now on."""
         self._waiting.remove(call)
         candidate = str(call.request["candidate"])
         count = self._begun[candidate] = self._begun.get(candidate, 0) + 1
@@ -218,12 +218,12 @@ class SimulatedEngine:
         lane.start_s = start if lane.has_model else start + self._load_s
         lane.has_model = True
         start = lane.began + lane.start_s
-        lane.steps = [(start + at, said) for at, said in lane.course.steps(lane.start_s)]
+        lane.steps = [(start + at, event) for at, event in lane.course.steps(lane.start_s)]
 
-    # -- what happens
+    # -- events
 
     def _next(self, lane: SimulatedLane) -> float:
-        """Return when a lane has something to say."""
+        """Return the time of the next event of a lane."""
         if lane.call is None:
             if lane.ready_at == math.inf:
                 return self._known_at(lane.dead_at)
@@ -232,7 +232,7 @@ class SimulatedEngine:
         return at if at <= lane.dead_at else max(self._known_at(lane.dead_at), lane.began)
 
     def _news(self) -> list[Heard]:
-        """Return what lanes have said up to now."""
+        """Return the events up to now."""
         news: list[Heard] = []
         for lane in list(self._lanes):
             while lane in self._lanes and self._next(lane) <= self.clock.now:
@@ -246,13 +246,13 @@ class SimulatedEngine:
         if call is None or lane.steps[0][0] > lane.dead_at:
             self._drop(lane)
             return [] if call is None else self._lost(lane, call)
-        _, said = lane.steps.pop(0)
-        if not isinstance(said, Measurement):
-            return [(call.key, said)]
+        _, event = lane.steps.pop(0)
+        if not isinstance(event, Measurement):
+            return [(call.key, event)]
         self.used_s += self.lane_gpus * (self.clock.now - lane.began)
         lane.call = None
         first = self._first.pop(call.key, None)
-        return [self._end(call, said if first is None else of_both(first, said))]
+        return [self._end(call, event if first is None else of_both(first, event))]
 
     def _lost(self, lane: SimulatedLane, call: Call) -> list[Heard]:
         """Make a lost call once more; the second time it has ended."""

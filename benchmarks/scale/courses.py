@@ -1,5 +1,5 @@
-"""What a simulated probe says, and when: the recorded speed, peak and time of its candidate, each
-times a draw of its spread."""
+"""Simulated probes: the recorded speed, peak and time of a candidate, each times a draw of its
+spread."""
 
 import json
 import math
@@ -28,13 +28,13 @@ MEAN_S = 14.5
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a recorded grid says of its probes' time.
+    """The time of a grid's probes.
 
     Attributes:
         stretch: from the seconds recorded on a CPU to those of a GPU.
         sd: of the logarithm of the seconds of one candidate.
         train_share: of a probe's seconds.
-        uncertainty: of a probe's speed, as it says itself.
+        uncertainty: half-width of a probe's own interval around its speed.
     """
 
     stretch: float
@@ -45,7 +45,7 @@ class Recorded:
 
 @cache
 def recorded(file: Path) -> Recorded:
-    """Return what the probes of a grid took."""
+    """Return the time of a grid's probes."""
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     rows = [row for row in lines if row["row"] == "probe" and undisturbed(row)]
     found = [row["measurement"] for row in rows if row["measurement"]["outcome"] == "ok"]
@@ -70,7 +70,7 @@ class Course:
     Attributes:
         before_s, train_s: seconds before its training and of it, once the model is read.
         speed: tokens/s that it measures.
-        job_tokens: of the whole job, as it says.
+        job_tokens: of the whole job.
     """
 
     problem: Problem
@@ -82,7 +82,7 @@ class Course:
     job_tokens: float
 
     def steps(self, start_s: float) -> list[tuple[float, dict[str, Any] | Measurement]]:
-        """Return what it says, each with the seconds since its start.
+        """Return its events and its end, each with the seconds since its start.
 
         Args:
             start_s: seconds before its start, which count in its own.
@@ -107,24 +107,24 @@ class Course:
         return [*reports, (at, self._ended("ok", at + start_s, **self._figures(1.0)))]
 
     def interval(self, share: float) -> float:
-        """Return the relative half-width of what is known of the speed after a share of it."""
+        """Return the relative half-width of its interval after a share of its training."""
         return max(self.uncertainty / math.sqrt(share), LEAST_INTERVAL)
 
     def stopped(self, reason: str, seconds: float, start_s: float) -> Measurement:
         """Return its end where it is asked to end, `seconds` after its start."""
         share = min(max((seconds - self.before_s) / self.train_s, REPORTS[0]), 1.0)
-        return self._ended("stopped", seconds + start_s, **self._figures(share), told=reason)
+        return self._ended("stopped", seconds + start_s, **self._figures(share), why=reason)
 
     def _figures(self, share: float) -> dict[str, Any]:
         uncertainty = self.uncertainty / math.sqrt(share)
         return {"tokens_per_s": self.speed, "relative_uncertainty": uncertainty}
 
     def _ended(
-        self, outcome: str, seconds: float, told: str = "simulated", **figures: Any
+        self, outcome: str, seconds: float, why: str = "simulated", **figures: Any
     ) -> Measurement:
         return Measurement(
             outcome=outcome,
-            reason=told,
+            reason=why,
             seconds=round(seconds, 4),
             peak_memory_bytes=None if outcome == "oom" else self.peak,
             memory_limit_bytes=self.problem.limit_bytes,

@@ -25,13 +25,13 @@ SETTING = Setting(cluster=1024, gpus=64)
 
 @pytest.fixture(scope="module")
 def problem():
-    """Half of its candidates fit."""
+    """A problem of which half of the candidates fit."""
     grid = read_grid(GRIDS / "cpu-quickstart-lora.jsonl")
     return next(one for one in problems(grid) if one.name == "all, 50% fit")
 
 
 class OneByOne(MadeEngine):
-    """Says what each probe says, in its order; its clock ticks."""
+    """An engine of one probe after another; its clock ticks with each event."""
 
     def __init__(self, setting, problem):
         super().__init__(None)
@@ -50,8 +50,7 @@ class OneByOne(MadeEngine):
     def heard(self, timeout_s):
         self.clock.now += 1.0
         (key,) = self._flying
-        course, start_s, steps = self._said[key]
-        at, said = steps.pop(0)
+        _, said = self._said[key][2].pop(0)
         if not isinstance(said, Measurement):
             return [(key, said)]
         del self._flying[key]
@@ -60,21 +59,20 @@ class OneByOne(MadeEngine):
     def stop(self, key, reason):
         super().stop(key, reason)
         course, start_s, steps = self._said[key]
-        reported = [at for at, said in course.steps(0.0) if at not in [a for a, _ in steps]]
-        ended = course.stopped(reason, reported[-1] + STOP_S, start_s)
-        steps[:] = [(0.0, ended)]
+        reported_at, _ = course.steps(0.0)[-len(steps) - 1]
+        steps[:] = [(0.0, course.stopped(reason, reported_at + STOP_S, start_s))]
 
 
-def told_on(engine, problem):
-    """What each probe of a search came to."""
+def measured_on(engine, problem):
+    """The candidates and measurements of a search, in order."""
     with session_on(engine, problem) as session:
         searched(session, engine.clock)
         return [(r.candidate.key, r.measurement) for r in session.study.records()]
 
 
 def test_one_lane_probes_what_the_loop_probes(problem):
-    simulated_probes = told_on(engine_of(SETTING, problem, 0), problem)
-    loops_probes = told_on(OneByOne(SETTING, problem), problem)
+    simulated_probes = measured_on(engine_of(SETTING, problem, 0), problem)
+    loops_probes = measured_on(OneByOne(SETTING, problem), problem)
     assert {m.outcome for _, m in loops_probes} == {"ok", "oom", "stopped"}
     assert [key for key, _ in simulated_probes] == [key for key, _ in loops_probes]
     for (_, one), (_, other) in zip(simulated_probes, loops_probes, strict=True):
