@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.engine.call import Engine
@@ -46,6 +47,27 @@ class EngineOptions:
     at_once: int | None = None
     insecure: bool = False
 
+    @property
+    def flags(self) -> list[str]:
+        """The flags of a command that say so."""
+        said = {"--engine": self.name, "--address": self.address, "--at-once": self.at_once}
+        values = [str(part) for pair in said.items() if pair[1] is not None for part in pair]
+        return [*values, "--insecure"] if self.insecure else values
+
+
+def devices_on_ray(options: EngineOptions, log: Path) -> tuple[str, list[int]]:
+    """Return the kind of a cluster's devices, GPUs where it has any, and their number on each
+    living node that has some.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster is not safe.
+        MachineError: the cluster cannot be reached, or has no devices.
+    """
+    with _joined(options, log):
+        from autotune.engine.cluster import devices_of_nodes
+
+        return devices_of_nodes()
+
 
 @contextlib.contextmanager
 def engine_of(
@@ -68,6 +90,17 @@ def engine_of(
             raise user_error(what, where="--at-once", hint="--engine ray gives each its own")
         yield LocalEngine(server, options.at_once or 1)
         return
+    with _joined(options, run.log) as address:
+        engine = _on_ray(options, job, run, study, address)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextlib.contextmanager
+def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
+    """Connect this process to a cluster for a while; yield the address of its head."""
     os.environ.update(SETTINGS | (OF_OURS if options.address is None else {}))
     try:
         import ray
@@ -76,13 +109,8 @@ def engine_of(
         raise user_error("Ray is not installed", where="--engine ray", hint=hint) from None
     from autotune.engine.cluster import join
 
-    address = join(options.address, insecure=options.insecure, log=run.log)
     try:
-        engine = _on_ray(options, job, run, study, address)
-        try:
-            yield engine
-        finally:
-            engine.close()
+        yield join(options.address, insecure=options.insecure, log=log)
     finally:
         ray.shutdown()
 

@@ -43,39 +43,14 @@ class Queue:
     def __init__(self, database: Database, study: str | None = None) -> None:
         self._database, self._study = database, study
 
-    def register(self, worker: WorkerInfo, replaces: str = "") -> str | None:
-        """Remember a worker. Return the name of a living worker that has one of its devices, if
-        any.
-
-        Args:
-            replaces: an instance of the same name that is known to be dead: its works return to the
-                queue at the next `expire`.
-        """
-        now = time.time()
+    def register(self, worker: WorkerInfo, works: Sequence[str]) -> None:
+        """Remember a worker, and the works that it does. What was leased to its name besides is
+        known to be dead, as after a new start, and returns to the queue at the next `expire`."""
+        own = WorkRow.worker == worker.name
+        lost = update(WorkRow).where(own, WorkRow.state == "running", WorkRow.id.not_in(works))
         with self._database.writing() as session:
-            row = session.get(WorkerRow, worker.name)
-            if row is not None and replaces and row.instance == replaces:
-                row.seen = 0.0
-                works = update(WorkRow).where(WorkRow.state == "running")
-                session.execute(works.where(WorkRow.worker == worker.name).values(lease_until=0.0))
-            for row in session.scalars(
-                select(WorkerRow).where(
-                    WorkerRow.machine == worker.machine,
-                    or_(WorkerRow.name != worker.name, WorkerRow.instance != worker.instance),
-                    WorkerRow.device_kind == worker.device_kind,
-                    WorkerRow.seen > now - LEASE_S,
-                )
-            ):
-                if set(json.loads(row.devices)) & set(worker.devices):
-                    return row.name
-            values = {**worker.model_dump(), "devices": json.dumps(worker.devices), "seen": now}
-            session.merge(WorkerRow(**values))
-        return None
-
-    def leave(self, worker: str) -> None:
-        """Forget a worker that ends: its devices are free at once."""
-        with self._database.writing() as session:
-            session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=0.0))
+            session.merge(WorkerRow(**worker.model_dump(), seen=time.time()))
+            session.execute(lost.values(lease_until=0.0))
 
     def workers(self) -> list[tuple[WorkerInfo, float]]:
         """Return the workers that reported lately, and when."""
@@ -89,14 +64,14 @@ class Queue:
         wanted = select(WorkRow).where(
             WorkRow.state == "queued",
             WorkRow.kind.in_(kinds),
-            suits(worker.device_kind, len(worker.devices)),
+            suits(worker.device_kind, worker.devices),
         )
         first = wanted.order_by(WorkRow.created).limit(1).with_for_update(skip_locked=True)
         with self._database.writing() as session:
             row = session.scalar(first)
             if row is None:
                 return None
-            row.state, row.worker, row.machine = "running", worker.name, worker.machine
+            row.state, row.worker = "running", worker.name
             row.lease_until, row.attempt = now + LEASE_S, row.attempt + 1
             row.started = row.started or now
             if row.kind == "run":
@@ -107,6 +82,7 @@ class Queue:
                 job=row.job,
                 model_config_json=row.model_config_json,
                 arguments=json.loads(row.arguments),
+                devices=row.device_count,
                 attempt=row.attempt,
                 study=self._study if row.kind == "run" else None,
             )
@@ -214,5 +190,4 @@ def _return(row: WorkRow, now: float) -> None:
 
 
 def _info(row: Row[Any]) -> WorkerInfo:
-    fields = {name: getattr(row, name) for name in WorkerInfo.model_fields}
-    return WorkerInfo.model_validate({**fields, "devices": json.loads(row.devices)})
+    return WorkerInfo.model_validate({name: getattr(row, name) for name in WorkerInfo.model_fields})

@@ -170,7 +170,7 @@ WORKER = {
     "name": "w",
     "machine": "m",
     "device_kind": "cpu",
-    "devices": [0],
+    "devices": 1,
     "device_name": "a processor",
 }
 
