@@ -167,19 +167,6 @@ def is_open(address: str, log: Path) -> bool | None:
 # -- its nodes
 
 
-def devices_of_nodes() -> tuple[str, list[int]]:
-    """Return the kind of the cluster's devices, and their number on each node that has some.
-
-    Raises:
-        MachineError: no living node has any.
-    """
-    living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for kind, name in (("cuda", "GPU"), ("cpu", "CPU")):
-        if counts := [int(there[name]) for there in living if there.get(name)]:
-            return kind, counts
-    raise machine_error("no node of the Ray cluster has devices", where="--address")
-
-
 def nodes_of(job: Job, folder: Path) -> list[Node]:
     """Return the living nodes that have what a job wants in kind; of each what it says of itself.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotune.engine.call import Engine
 from autotune.engine.local import LocalEngine
-from autotune.errors import user_error
+from autotune.errors import machine_error, user_error
 from autotune.job.job import Job
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
@@ -64,9 +64,13 @@ def devices_on_ray(options: EngineOptions, log: Path) -> tuple[str, list[int]]:
         MachineError: the cluster cannot be reached, or has no devices.
     """
     with _joined(options, log):
-        from autotune.engine.cluster import devices_of_nodes
+        import ray
 
-        return devices_of_nodes()
+        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for kind, name in (("cuda", "GPU"), ("cpu", "CPU")):
+        if counts := [int(there[name]) for there in living if there.get(name)]:
+            return kind, counts
+    raise machine_error("no node of the Ray cluster has devices", where="--address")
 
 
 @contextlib.contextmanager

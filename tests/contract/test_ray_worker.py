@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from ray_nodes import Nodes, nodes
 
 from autotune.client import Client

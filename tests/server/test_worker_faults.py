@@ -14,7 +14,7 @@ from autotune.client import Client, Work
 from autotune.server.access.tokens import LOCAL_WORKER, Tokens
 from autotune.server.serve import local_worker
 from autotune.server.store.database import open_database, sqlite_url
-from autotune.server.store.queue import Queue
+from autotune.server.store.tables import WorkerRow
 from tests.cpu.conftest import LLAMA, Command
 from tests.server.conftest import Served, served
 from tests.server.restarts import LONG_S, name_of, small_job, until
@@ -98,7 +98,8 @@ def test_a_local_worker_whose_token_is_gone_gets_another(service_url: Served) ->
     database = open_database(sqlite_url(service_url.folder / "service.db"))
 
     def seen() -> float:
-        return max(at for worker, at in Queue(database).workers() if worker.name == name)
+        with database.reading() as session:
+            return session.get_one(WorkerRow, name).seen
 
     assert tokens_of(service_url).remove_named(LOCAL_WORKER) == 1
     until(lambda: local_worker(service_url.folder) not in (None, process), "another worker")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, bindparam, case, or_, select, update
+from sqlalchemy import bindparam, case, or_, select, update
 
 from autotune.errors import EXIT_DONE
 from autotune.server.store.database import Database
@@ -32,7 +32,8 @@ from autotune.server.store.works import suits
 LEASE_S = ALIVE_S
 DEATHS = 3
 """A work is not tried again after so many deaths of its workers."""
-_RECENT = select(*WorkerRow.__table__.columns).where(WorkerRow.seen > bindparam("since"))
+_OF_WORKER = (WorkerRow.__table__.columns[name] for name in WorkerInfo.model_fields)
+_RECENT = select(*_OF_WORKER).where(WorkerRow.seen > bindparam("since"))
 _LATE = (WorkRow.state == "queued") & (WorkRow.lease_until > 0.0)
 """The lease has ended, and its worker may go on: it is not known to be dead."""
 
@@ -52,11 +53,11 @@ class Queue:
             session.merge(WorkerRow(**worker.model_dump(), seen=time.time()))
             session.execute(lost.values(lease_until=0.0))
 
-    def workers(self) -> list[tuple[WorkerInfo, float]]:
-        """Return the workers that reported lately, and when."""
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers that reported lately."""
         with self._database.connection() as connection:
             rows = connection.execute(_RECENT, {"since": time.time() - LEASE_S})
-            return [(_info(row), row.seen) for row in rows]
+            return [WorkerInfo.model_validate(row._asdict()) for row in rows]
 
     def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
         """Lease the next work that a worker can do to it; None: there is none."""
@@ -187,7 +188,3 @@ def _return(row: WorkRow, now: float) -> None:
         row.error = f"its worker died {row.deaths} times; look at the worker's log, then resume it"
     else:
         row.state = "queued"
-
-
-def _info(row: Row[Any]) -> WorkerInfo:
-    return WorkerInfo.model_validate({name: getattr(row, name) for name in WorkerInfo.model_fields})

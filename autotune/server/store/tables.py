@@ -119,7 +119,6 @@ class WorkerRow(Table):
     __tablename__ = "service_workers"
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    machine: Mapped[str] = mapped_column(String(128))
     device_kind: Mapped[str] = mapped_column(String(8))
     devices: Mapped[int] = mapped_column(Integer)
     """The most that a run may have there."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from autotune.errors import EXIT_NOTHING_MEASURED
 
 NAME = r"^[\w.:@-]+$"
-"""A worker, or its machine."""
+"""A worker: its machine, and an id."""
 Kind = Literal["plan", "run"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -151,7 +151,6 @@ class WorkerInfo(Value):
     """A worker and its devices."""
 
     name: str = Field(min_length=1, max_length=128, pattern=NAME)
-    machine: str = Field(min_length=1, max_length=128, pattern=NAME)
     device_kind: Literal["cpu", "cuda"]
     devices: int = Field(ge=1, le=4096)
     """The most that a run may have there."""

@@ -23,7 +23,7 @@ from autotune.engine.opening import EngineOptions, devices_on_ray
 from autotune.errors import EXIT_MACHINE, AutotuneError, user_error
 from autotune.facts import devices
 from autotune.server.private_folder import private_folder
-from autotune.server.store.values import Ending, Kind, Lease, WorkerInfo
+from autotune.server.store.values import Ending, Kind, WorkerInfo
 from autotune.server.worker.door import Away, Door, Lost, Refused
 from autotune.server.worker.task import Task
 
@@ -35,8 +35,6 @@ KEPT_S = 60.0
 LEAVE_S = 0.5
 """Patience with each answer of the service when it is to end."""
 log = logging.getLogger("autotune.worker")
-SECRETS = ("AUTOTUNE_TOKEN", "AUTOTUNE_STORAGE")
-"""Variables that are hidden from commands of works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class Capacity:
     """The load that a worker takes.
 
     Attributes:
-        runs: places for runs: on Ray a device of a GPU node each, or a node without; else 1.
+        runs: devices for runs (on Ray all GPUs, or nodes without; else 1); 0: it takes none.
         plans: the number of plans beside that.
         plan_memory: bytes for all processes of one.
         folders: bytes of all folders together; beyond it, the oldest ended ones are deleted.
@@ -63,7 +61,6 @@ class WorkerLoop:
 
     Attributes:
         beats: another connection, of that thread.
-        environment: of commands, in place of its own.
         engine: of runs.
     """
 
@@ -72,7 +69,6 @@ class WorkerLoop:
     beats: Door
     root: Path
     capacity: Capacity
-    environment: dict[str, str | None]
     engine: EngineOptions
     _tasks: dict[str, Task] = field(default_factory=dict)
     _ending: threading.Event = field(default_factory=threading.Event)
@@ -170,8 +166,7 @@ class WorkerLoop:
             return
         _log("taken", work=lease.id, kind=lease.kind, attempt=lease.attempt)
         try:
-            memory = self.capacity.plan_memory
-            task = Task(lease, self.root, self.environment, memory, self.engine)
+            task = Task(lease, self.root, self.capacity.plan_memory, self.engine)
         except OSError as error:  # such as a full disk: the other works go on
             problem = f"the worker cannot begin it: {error.strerror or error}"
             ending = Ending(attempt=lease.attempt, exit_code=EXIT_MACHINE, error=problem)
@@ -182,18 +177,13 @@ class WorkerLoop:
 
     def _kinds(self) -> list[Kind]:
         leases = [task.lease for task in self._tasks.values()]
-        runs = [self._places(lease) for lease in leases if lease.kind == "run"]
+        runs = [lease.devices for lease in leases if lease.kind == "run"]
         kinds: list[Kind] = []
-        if sum(runs) < self.capacity.runs:  # what the last one wants beyond that, it waits for
+        if sum(runs) * (self.engine.at_once or 1) < self.capacity.runs:  # Ray queues what is beyond
             kinds.append("run")
         if len(leases) - len(runs) < self.capacity.plans:
             kinds.append("plan")
         return kinds
-
-    def _places(self, run: Lease) -> int:
-        """Return how many places a run takes, of `Capacity.runs`."""
-        devices = run.devices if self.info.device_kind == "cuda" else 1
-        return devices * (self.engine.at_once or 1)
 
     def _leave(self) -> None:
         """End running commands now, and give their works back."""
@@ -254,11 +244,7 @@ def _log(event: str, **data: Any) -> None:
 
 
 def start_worker(
-    address: Callable[[], str],
-    token: str,
-    folder: Path,
-    capacity: Capacity,
-    engine: EngineOptions,
+    address: Callable[[], str], token: str, folder: Path, capacity: Capacity, engine: EngineOptions
 ) -> None:
     """Work until SIGTERM or Ctrl-C.
 
@@ -283,7 +269,6 @@ def start_worker(
             beats=Door(address, token),
             root=folder,
             capacity=replace(capacity, runs=capacity.runs * places),
-            environment=dict.fromkeys(SECRETS),
             engine=engine,
         ).run()
 
@@ -295,7 +280,6 @@ def _here(id: str) -> WorkerInfo:
     device = devices.gpu(visible[0]) if visible else devices.cpu()
     return WorkerInfo(
         name=f"{machine}:{id}",
-        machine=machine,
         device_kind="cuda" if visible else "cpu",
         # As many ranks may train on the CPU together as there are cores.
         devices=len(visible) or device.cores,

@@ -35,7 +35,6 @@ class Task:
 
     Args:
         root: the folder that has a folder for each work.
-        environment: of the command, in place of the worker's.
         memory_bytes: limit of all processes of a plan together.
         engine: of a run.
 
@@ -47,22 +46,15 @@ class Task:
     Methods that take a door raise what it raises.
     """
 
-    def __init__(
-        self,
-        lease: Lease,
-        root: Path,
-        environment: dict[str, str | None],
-        memory_bytes: int,
-        engine: EngineOptions,
-    ) -> None:
+    def __init__(self, lease: Lease, root: Path, memory_bytes: int, engine: EngineOptions) -> None:
         self.lease, self._engine = lease, engine
         self.folder = root / lease.id
         self._record = self.folder / f"attempt-{lease.attempt}"
         shutil.rmtree(self._record, ignore_errors=True)
         self._record.mkdir(parents=True)
         self._shown = Shown(root, lease.id)
-        self._environment = {
-            **environment,
+        self._environment: dict[str, str | None] = {
+            "AUTOTUNE_TOKEN": None,
             "AUTOTUNE_STORAGE": lease.study,
             OUTPUT: "output",
             RESUMPTION: f"the button Resume, or POST /api/v1/runs/{lease.id}/resume",
@@ -124,8 +116,8 @@ class Task:
         """Ask the command to end, for good."""
         if not self.has_ended:
             self._is_cancelled = True
-            # On Ray it gives back what it has there, which is else kept for its next attempt.
-            self._stop(CANCEL_S if self._engine.name == "local" else GIVE_UP_S)
+            on_ray = self.lease.kind == "run" and self._engine.name == "ray"
+            self._stop(GIVE_UP_S if on_ray else CANCEL_S)  # there it gives back what it has
 
     def _stop(self, patience_s: float) -> None:
         if self._end_at == math.inf:

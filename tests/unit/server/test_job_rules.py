@@ -168,7 +168,6 @@ def test_a_job_of_an_hour_is_not_taken_where_a_minute_is_allowed(serve: Any) -> 
 
 WORKER = {
     "name": "w",
-    "machine": "m",
     "device_kind": "cpu",
     "devices": 1,
     "device_name": "a processor",

@@ -22,7 +22,7 @@ from autotune.server.store.events import Line
 from autotune.server.store.values import Details, Ending, Event, WorkerInfo
 from tests.unit.server.conftest import CSRF, JOB, Served
 
-WORKER = WorkerInfo(name="w", machine="m", device_kind="cpu", devices=1, device_name="a processor")
+WORKER = WorkerInfo(name="w", device_kind="cpu", devices=1, device_name="a processor")
 UNFIT: dict[str, Any] = {
     "answer": None,
     "lines": ["Nothing fits.", "Next: `autotune advise` looks for more."],
