@@ -200,15 +200,6 @@ class WayJson(_Strict):
     packages: list[str]
 
 
-class HolderJson(_Strict):
-    """The smallest machine that holds the job as it is."""
-
-    machine: str
-    peak_memory_bytes: int
-    limit_bytes: int
-    tokens_per_s: float | None
-
-
 class LeanestJson(_Strict):
     """The candidate that needs least memory."""
 
@@ -229,8 +220,6 @@ class AdviceJson(_Strict):
     tried: int
     ruled_out: int
     ways: list[WayJson]
-    holder: HolderJson | None
-    """Where no change is enough."""
 
 
 class NotEstimatedJson(_Strict):
@@ -279,7 +268,6 @@ class PlanJson(_Strict):
     candidates: list[CandidateJson]
     """Safe ones first, the fastest of them first."""
     counts: dict[str, int]
-    divisions: list[dict[str, Any]]
     packages: list[str]
     not_estimated: list[NotEstimatedJson]
     not_installed: str | None

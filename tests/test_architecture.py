@@ -43,7 +43,7 @@ OWNERS = {
     "alembic": ("server/store",),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), ("server",)),
     "ray": ("engine",),
-    "jinja2": ("report/html_templates.py",),
+    "jinja2": ("report/html.py",),
     "pandas": ("api",),
     "requests": ("client.py", "server/worker/door.py"),
     "pynvml": ("facts/devices.py",),

@@ -1,15 +1,15 @@
 """A job of a file, or of what a program holds."""
 
+import sys
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import user_error
+from autotune.errors import user_error, visible
 from autotune.facts.stack import refuse_missing
 from autotune.job.job import Job
 from autotune.job.yaml_file import dump_flow
-from autotune.report.talk import say
 from autotune.space.definition import SpaceDefinition, load_definition
 from autotune.space.job_file.load import load_data
 from autotune.space.job_file.load import load_job as load_file
@@ -96,3 +96,8 @@ def plain(value: Any, where: str = "") -> Any:
 def _sets(values: Mapping[str, Any]) -> list[str]:
     """Return values by their names, as `--set` takes them."""
     return [f"{name}={dump_flow(plain(value, name))}" for name, value in values.items()]
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, which a notebook shows below the cell."""
+    print(visible(text), file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autotune.api.answer import Answer
 from autotune.api.frame import frame, plan_row
 from autotune.api.html import FIGURE
-from autotune.api.jobs import definition_of
+from autotune.api.jobs import definition_of, say
 from autotune.errors import user_error
 from autotune.job.job import Job, KnobValue
 from autotune.plan.choices import Choice, shortened
@@ -20,7 +20,6 @@ from autotune.report.choice_table import FIGURES, ROWS, choice_table
 from autotune.report.plan_answer import plan_lines
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.sections import Table
-from autotune.report.talk import say
 from autotune.space.trl_config import Settings, settings
 
 if TYPE_CHECKING:

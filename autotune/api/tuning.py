@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.api.answer import Answer
 from autotune.api.frame import frame, probe_row, ranked_row
-from autotune.api.jobs import definition_of, pinned
+from autotune.api.jobs import definition_of, pinned, say
 from autotune.errors import AutotuneError
 from autotune.job.job import Job, KnobValue
 from autotune.probe.protocol import Measurement
@@ -19,7 +19,6 @@ from autotune.report.html import html_report
 from autotune.report.result_lines import result_lines
 from autotune.report.run_lines import RunLines, waiting_text
 from autotune.report.sections import Table, sections
-from autotune.report.talk import say
 from autotune.run.listener import Listener
 from autotune.run.opening import new_folder
 from autotune.run.past_run import reopen

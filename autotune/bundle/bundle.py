@@ -149,7 +149,9 @@ def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dic
     single = chosen.processes == 1 or split is not None
     files = {} if single else _on_machines(chosen, python)
     deepspeed = chosen.deepspeed
-    return files if deepspeed is None else {**files, DEEPSPEED_FILE: _as_written(deepspeed)}
+    if deepspeed is None:
+        return files
+    return {**files, DEEPSPEED_FILE: json.dumps(deepspeed, indent=2) + "\n"}  # in its own order
 
 
 def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
@@ -182,11 +184,6 @@ def requirements(chosen: Settings) -> list[str]:
     names = [*_PACKAGES, *(["deepspeed"] if chosen.sharding.distributed_type == DEEPSPEED else [])]
     versions = {name: chosen.facts.stack.versions.get(name) for name in names}
     return [f"{name}=={v.partition('+')[0]}" for name, v in versions.items() if v]
-
-
-def _as_written(deepspeed: dict[str, Any]) -> str:
-    """Return DeepSpeed's file as text, in the order of its own documentation."""
-    return json.dumps(deepspeed, indent=2) + "\n"
 
 
 def recommendation_plain(

@@ -1,8 +1,12 @@
 """The bundle of a plan's answer: marked until it was launched where it trains. Pure."""
 
+import hashlib
 import json
+import shlex
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Self
 
 from autotune.bundle.bundle import (
@@ -14,8 +18,8 @@ from autotune.bundle.bundle import (
     origin_plain,
     requirements,
 )
-from autotune.bundle.mark import digests, marked
 from autotune.bundle.readme import heading, knobs_table, page, plain_name, step_name
+from autotune.errors import in_one_line
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue, NoData
@@ -30,12 +34,51 @@ from autotune.space.packages import packages_to_install
 from autotune.space.trl_config import Settings, settings
 from autotune.units import format_bytes, format_seconds
 
+MARK = "estimated, not verified"
+KEY = "_autotune"
+"""JSON has no comments: DeepSpeed, transformers and accelerate ignore this key."""
+_START = "set -euo pipefail\n"
+"""The line of our scripts after which they begin to work."""
 JOB_FILE = "run/job.yaml"
 """Not beside the others: `autotune check` tells files apart by their fields."""
 _JOB_HEADER = """\
 # Written by autotune: the job of this bundle, read by `autotune verify`. Where model or data lie
 # elsewhere on the machine that trains, correct their paths here first.
 """
+
+
+def marked(files: Mapping[str, str], why: str | None = None) -> dict[str, str]:
+    """Return the files of a bundle with the mark in their first lines; scripts print it as they
+    start.
+
+    Args:
+        files: file name -> text.
+        why: the reason why a verification failed; None: there was none yet.
+    """
+    mark = MARK if why is None else f"{MARK}: {in_one_line(' '.join(why.split()))}"
+    return {name: _marked(name, text, mark) for name, text in files.items()}
+
+
+def _marked(name: str, text: str, mark: str) -> str:
+    kind = PurePath(name).suffix
+    if kind == ".json":
+        indent = " " * (len(text) - len(text[1:].lstrip()) - 2)
+        mark_line = f"{indent}{json.dumps(KEY)}: {json.dumps(mark, ensure_ascii=False)},\n"
+        return text.replace("{\n", f"{{\n{mark_line}", 1)
+    if kind == ".md":
+        title, _, rest = text.partition("\n")
+        return f"{title}\n\n**{mark}**\n{rest}"
+    comment = "".join(f"# {line}\n" for line in textwrap.wrap(mark, 98))
+    if kind in (".sh", ".slurm"):
+        warning = shlex.quote(f"{name}: {mark} (`autotune verify FOLDER` verifies it)")
+        text = text.replace(_START, f"{_START}echo {warning} >&2\n", 1)
+    first, end, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
+    return f"{first}{end}{comment}{rest}"
+
+
+def digests(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file's text by its name, to detect later edits."""
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,8 +60,8 @@ def command(
 
     The job goes to stdout, or to --out; what became of each field goes to stderr.
     """
+    from autotune.space.foreign.fields import job_text
     from autotune.space.foreign.importing import Wishes
-    from autotune.space.foreign.job_text import job_text
     from autotune.space.job_file.load import judge
 
     if out is not None and os.path.lexists(out):

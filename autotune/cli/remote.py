@@ -103,7 +103,7 @@ def plan_there(
         echo(f"{emit} was not written: nothing is safe", err=True)
         return EXIT_NOTHING_FITS
     if not as_json:
-        from autotune.bundle.mark import MARK
+        from autotune.bundle.planned import MARK
 
         echo(f"bundle: {emit.absolute()} ({MARK})")
     return code

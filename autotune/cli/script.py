@@ -225,8 +225,7 @@ class ScriptOutcome:
 
     def lines(self) -> list[str]:
         """Return the end of a search, as lines of text."""
-        from autotune.report.result_lines import result_lines
-        from autotune.report.sentences import verification_line
+        from autotune.report.result_lines import result_lines, verification_line
 
         lines = result_lines(self.searched.result, str(self.run.bundle))
         if self.searched.result.outcome != "recommended":

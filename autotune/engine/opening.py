@@ -127,5 +127,6 @@ def _on_ray(
 
     nodes = of_one_kind(nodes_of(job, run.path))
     device = nodes[0].device
-    place = Place(nodes=nodes, kind=device.kind, count=1 + len(device.peers), address=address)
+    count, span = 1 + len(device.peers), job.devices.nodes
+    place = Place(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
     return RayEngine(study, run.path, place, options.at_once or 2)

@@ -22,8 +22,7 @@ from autotune.plan.exchange import (
     with_server,
     without_cost,
 )
-from autotune.plan.host_memory import with_host
-from autotune.plan.loading import loaded_models
+from autotune.plan.host_memory import loaded_models, with_host
 from autotune.plan.variants import Member, VariantTask
 from autotune.probe.throughput import passes
 from autotune.space.checkpointing import CHECKPOINTING, share_again

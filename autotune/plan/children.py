@@ -39,11 +39,10 @@ def trace_server(folder: Path, *, elsewhere: bool) -> Iterator[ChildServer]:
         elsewhere: whether the device is in another machine: nothing but traces is made here.
     """
     preload = (*PRELOAD, MORE_OF_TRACES) if elsewhere else PRELOAD
-    server = ChildServer(folder / "server.log", preload)
-    try:
+    with contextlib.ExitStack() as stack:
+        server = ChildServer(folder / "server.log", preload)
+        stack.push(server)
         yield server
-    finally:
-        server.leave()
 
 
 class _Count:

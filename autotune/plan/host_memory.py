@@ -14,7 +14,7 @@ processes together: each of them takes its peak.
 import dataclasses
 
 from autotune.estimate.estimate import Estimate
-from autotune.estimate.formula.loading import on_host
+from autotune.estimate.formula.loading import Loaded, on_host
 from autotune.estimate.formula.offload import (
     OffloadedTraining,
     offloaded_bytes,
@@ -22,10 +22,37 @@ from autotune.estimate.formula.offload import (
 )
 from autotune.estimate.residual import Residual
 from autotune.facts.host import host_limit
-from autotune.plan.exchange import computed_bytes, trained_parameters
-from autotune.plan.loading import loaded_models
-from autotune.space.trl_config import Settings
+from autotune.job.methods import METHODS
+from autotune.plan.exchange import computed_bytes, is_wide, trained_parameters
+from autotune.space.quantization import base_bytes, bits_of
+from autotune.space.sharding.sharding import FSDP
+from autotune.space.trl_config import Settings, has_reference
 from autotune.units import format_bytes
+
+
+def loaded_models(settings: Settings) -> Loaded:
+    """Return the models of a candidate as they are loaded."""
+    job, config, model = settings.job, settings.config, settings.facts.model
+    width, hidden = 4 if is_wide(config) else 2, model.hidden_size or 0
+    dtype = str(config.get("dtype", "float32"))
+    base = base_bytes(model, config)
+    mixed = bool(config.get("bf16") or config.get("fp16")) and base is None
+    upcast = mixed and width == 2 and settings.sharding.distributed_type == FSDP
+    return Loaded(
+        parameters=model.parameters,
+        models=1 + has_reference(job, config) + 2 * METHODS[job.method].value_model,
+        width=width,
+        converted=dtype not in (model.dtype, "auto"),  # where nothing says it, too
+        held_bytes=width * model.parameters if base is None else base,
+        largest=model.largest_weight or 0,
+        embedding=hidden * (model.vocab_size or 0),
+        bits=bits_of(config),
+        fused=model.active_parameters is not None,
+        unpacked=model.dequantized_from is not None,
+        others=settings.teacher_bytes,
+        upcast=trained_parameters(job, settings.facts, config) if upcast else 0,
+    )
+
 
 UNSURE = 0.1
 """Relative standard deviation of the memory expected of the host. Assumed: none has been measured

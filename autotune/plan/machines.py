@@ -2,40 +2,149 @@
 
 survey once -> bind for each machine -> the traces of all, each made once -> estimates on each
 
+Plans of a job for several kinds of device ask for the same traces where the same kernels run on
+them: only the memory that a process may take differs, and a child answers for many such limits.
+
 Of several devices that share a training only the engine of the first candidate is traced (and of
 the next, until the first one is); the others are by formula.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from autotune.errors import UserError
+from autotune.estimate.protocol import EstimateReply, Point
 from autotune.estimate.speed.ceilings import ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.machines import Machine
 from autotune.job.job import Job
+from autotune.job.methods import METHODS
 from autotune.plan.answer import Answer, answer_of
 from autotune.plan.cache import PlanCache
-from autotune.plan.children import trace_server
+from autotune.plan.children import trace_server, traced_in_children
 from autotune.plan.choices import Choice, leanness
 from autotune.plan.device import device_facts, placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft
+from autotune.plan.engines import bases
 from autotune.plan.estimator import Estimator
+from autotune.plan.grid import ends_of
 from autotune.plan.narrowing import kept_on_device, planned_space
 from autotune.plan.progress import Progress
-from autotune.plan.shared_traces import SharedTraces
 from autotune.plan.trace_choice import Effort
+from autotune.plan.variants import VariantTask
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import SpaceDefinition
 
-BY_FORMULA = Effort(first=0)
+_APART = ("points", "limit_bytes", "other_limits")
+"""Fields in which tasks that share a trace may differ."""
 BEST = Effort(first=1, settled=True)
 """The effort for several devices: only the best is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """One trace for several tasks, and its reply."""
+
+    points: Sequence[Point]
+    limits: Sequence[int | None]
+    reply: EstimateReply
+
+    def of(self, task: VariantTask) -> EstimateReply:
+        """Return the part of the reply that answers a task."""
+        if self.reply.problem is not None:
+            return self.reply
+        place = self.limits.index(task.request.limit_bytes)
+        answers = self.reply.points if place == 0 else self.reply.at_limits[place - 1]
+        points = [answers[self.points.index(point)] for point in task.request.points]
+        return dataclasses.replace(self.reply, points=points, at_limits=[])
+
+
+class SharedTraces:
+    """Traces of several plans, as a function that a plan calls in place of its own."""
+
+    def __init__(self, server: ChildServer, folder: Path, progress: Progress) -> None:
+        self._server, self._folder, self._progress = server, folder, progress
+        self._shared: dict[str, _Shared] = {}
+
+    def make(self, plans: Sequence[Sequence[VariantTask]]) -> None:
+        """Make the traces of all plans from which every task of theirs can be answered, if only by
+        formula. (Where the method generates, each plan looks for its own.)"""
+        groups: dict[str, list[VariantTask]] = {}
+        for tasks in plans:
+            base_tasks = [base.task for base in bases(tasks)]
+            later = ends_of(base_tasks)
+            for number, task in enumerate(base_tasks):
+                online = METHODS[task.request.method].online
+                if number not in later and not online and not self._is_made(task):
+                    groups.setdefault(_key(task), []).append(task)
+        merged = [_merged(group) for group in groups.values()]
+        replies = traced_in_children(merged, self._server, self._folder / "shared", self._progress)
+        for key, task, reply in zip(groups, merged, replies, strict=True):
+            request = task.request
+            self._shared[key] = _Shared(
+                points=request.points,
+                limits=[request.limit_bytes, *request.other_limits],
+                reply=reply,
+            )
+
+    def _is_made(self, task: VariantTask) -> bool:
+        """True if a trace answers this task already."""
+        made = self._shared.get(_key(task))
+        return made is not None and all(point in made.points for point in task.request.points)
+
+    def __call__(
+        self,
+        tasks: Sequence[VariantTask],
+        name: str,
+        hear: Callable[[int, EstimateReply], None] | None,
+    ) -> list[EstimateReply]:
+        """Return the reply to each task; those that are not shared are traced now."""
+        keys = [None if task.engine else _key(task) for task in tasks]
+        known = {n: self._shared[key] for n, key in enumerate(keys) if key in self._shared}
+        replies = {number: shared.of(tasks[number]) for number, shared in known.items()}
+        for number, reply in replies.items():
+            if hear is not None:
+                hear(number, reply)
+        left = [number for number in range(len(tasks)) if number not in replies]
+
+        def receive(place: int, reply: EstimateReply) -> None:
+            if hear is not None:
+                hear(left[place], reply)
+
+        if left:
+            traced = traced_in_children(
+                [tasks[n] for n in left], self._server, self._folder / name, self._progress, receive
+            )
+            replies |= dict(zip(left, traced, strict=True))
+        return [replies[number] for number in range(len(tasks))]
+
+
+def _key(task: VariantTask) -> str:
+    """Return the same text for tasks that one trace can answer."""
+    request = task.request.plain()
+    fields = {name: value for name, value in request.items() if name not in (*_APART, "config")}
+    return json.dumps([fields, task.traced.key], sort_keys=True)
+
+
+def _merged(group: Sequence[VariantTask]) -> VariantTask:
+    """Return one task with the points and the limits of all."""
+    points = list({repr(point): point for task in group for point in task.request.points}.values())
+    limits = sorted({task.request.limit_bytes or 0 for task in group}, reverse=True)
+    request = dataclasses.replace(
+        group[0].request, points=points, limit_bytes=limits[0], other_limits=limits[1:]
+    )
+    members = tuple(
+        dataclasses.replace(member, place=points.index(task.request.points[member.place]))
+        for task in group
+        for member in task.members
+    )
+    return dataclasses.replace(group[0], request=request, members=members)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +199,9 @@ def plan_machines(
 ) -> list[MachinePlan]:
     """Plan a job for each machine, in their order.
 
+    What is kept on the host is looked at where an engine is traced; activations, where nothing else
+    is safe.
+
     Args:
         scratch: a folder for the files of the survey and the traces.
         assume: whether every package is taken to be there.
@@ -104,45 +216,19 @@ def plan_machines(
         progress.surveying(job)
         here = planned_facts(job, run, server, None)
         traces = SharedTraces(server, scratch / "traces", progress)
-        return plans_on(
-            job, definition, here, machines, traces, server, run, assume=assume, effort=BEST
-        )
-
-
-def plans_on(
-    job: Job,
-    definition: SpaceDefinition,
-    here: Facts,
-    machines: Sequence[Machine],
-    traces: SharedTraces,
-    server: ChildServer,
-    run: RunFolder,
-    *,
-    assume: bool = True,
-    effort: Effort = BY_FORMULA,
-) -> list[MachinePlan]:
-    """Plan a surveyed job for each machine.
-
-    What is kept on the host is looked at where an engine is traced; activations, where nothing else
-    is safe.
-
-    Args:
-        here: of the survey; the devices of a machine take the place of those in it.
-        effort: which engines are traced.
-    """
-    bound = [
-        _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
-        for machine in machines
-    ]
-    by_formula = [effort == BY_FORMULA or each.job.devices.total == 1 for each in bound]
-    kept = [
-        each.kept_on_device() if formula else each
-        for each, formula in zip(bound, by_formula, strict=True)
-    ]
-    plans = _answered(kept, traces, server, run, effort)
-    unsafe = [n for n, each in enumerate(plans) if by_formula[n] and not each.is_safe]
-    wider = [bound[n].kept_on_device(activations=False) for n in unsafe]
-    again = _answered(wider, traces, server, run, effort)
+        bound = [
+            _bound(job, definition, device_facts(here, machine.kind, assume=assume), machine)
+            for machine in machines
+        ]
+        single = [each.job.devices.total == 1 for each in bound]
+        kept = [
+            each.kept_on_device() if alone else each
+            for each, alone in zip(bound, single, strict=True)
+        ]
+        plans = _answered(kept, traces, server, run)
+        unsafe = [n for n, each in enumerate(plans) if single[n] and not each.is_safe]
+        wider = [bound[n].kept_on_device(activations=False) for n in unsafe]
+        again = _answered(wider, traces, server, run)
     for number, each in zip(unsafe, again, strict=True):
         plans[number] = each
     return plans
@@ -171,10 +257,9 @@ def _answered(
     traces: SharedTraces,
     server: ChildServer,
     run: RunFolder,
-    effort: Effort,
 ) -> list[MachinePlan]:
     """Return the plans with their answers."""
-    estimators = [_estimator(each, traces, server, run, effort) for each in plans]
+    estimators = [_estimator(each, traces, server, run) for each in plans]
     pairs = list(zip(plans, estimators, strict=True))
     traces.make(
         [estimator.tasks(each.bound_space.candidates) for each, estimator in pairs if estimator]
@@ -185,7 +270,7 @@ def _answered(
 
 
 def _estimator(
-    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder, effort: Effort
+    plan: MachinePlan, traces: SharedTraces, server: ChildServer, run: RunFolder
 ) -> Estimator | None:
     if plan.facts is None:
         return None
@@ -197,7 +282,7 @@ def _estimator(
         folder=run.path / "traces",
         rows=run.rows,
         ceilings=ceilings_of_kind(plan.machine.kind),
-        effort=effort,
+        effort=BEST,
         cache=PlanCache.of_user(),
         trace=traces,
     )

@@ -23,13 +23,11 @@ from autotune.plan.device import WORTH_MEASURING, ceilings_of, placed, planned_f
 from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
 from autotune.plan.first_estimate import show_first
-from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import narrowed, planned_space, without_flash
 from autotune.plan.progress import Progress
-from autotune.plan.questions.smallest import kept_holder
-from autotune.plan.questions.way import Advice
+from autotune.plan.questions.changes import Advice
 from autotune.plan.questions.ways import FASTEST, MOST_WAYS, Advisor
-from autotune.plan.trace_choice import PROMISING, Effort
+from autotune.plan.trace_choice import BY_FORMULA, PROMISING, Effort
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
@@ -130,9 +128,6 @@ def plan(
         draft = Draft(space, estimator).trace(whole=whole_space)
         advisor = _advisor(estimator, kind, ways)
         answer, advice = (None, None) if only_default else _concluded(draft, estimator, advisor)
-        if advice is not None and not advice.ways and kind is not None:
-            holder = kept_holder(job, definition, estimator, run, key, assume=assume)
-            advice = dataclasses.replace(advice, holder=holder)
     if not stored and key and not draft.stopped:
         cache.write(key, facts, estimator.kept)
     plan = _plan_of(draft, estimator, answer, advice)

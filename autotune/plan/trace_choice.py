@@ -40,6 +40,7 @@ class Effort:
 
 PROMISING = Effort(first=FIRST, each_sharding=True, settled=True)
 EVERY = Effort(first=None, settled=True)
+BY_FORMULA = Effort(first=0)
 
 
 def representatives(task: VariantTask) -> VariantTask:

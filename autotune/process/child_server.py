@@ -23,7 +23,6 @@ from autotune.errors import machine_error
 from autotune.process.files import private_opener
 from autotune.process.forkserver import CHOICE
 from autotune.process.host_memory import HostMeter, HostUse
-from autotune.process.kept import Kept, end_server, keep, take
 from autotune.process.limits import Ending, Limits, Watcher
 from autotune.process.messages import ChildFolder
 from autotune.process.proc import (
@@ -50,7 +49,7 @@ _KILL_S = 30.0
 
 class ChildServer:
     """A running forkserver, and the only way to start a child. Use as a context manager, which
-    waits until the stack is imported; or let the first child begin it, and `leave` in the end.
+    waits until the stack is imported; or let the first child begin it, and `close` it in the end.
 
     Several threads may each run a child at a time; an orphan of one ends with any of them.
     """
@@ -67,7 +66,6 @@ class ChildServer:
         self._ready_s = ready_s
         self._preload = preload
         self._environment = dict(environment or {})
-        self._surroundings: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._talking = threading.Lock()
@@ -85,25 +83,12 @@ class ChildServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """Keep the server where others may take it (`kept.py`), or end it."""
-        if self._importing_since is not None:
-            self.close()
-        process, self._process = self._process, None
-        about = (self._preload, self._surroundings, self.fresh, self.import_s)
-        if process and not keep(Kept(process, *about)):
-            end_server(process, _CLOSE_S)
+        self.close()
 
     def begin(self) -> None:
         """Start to import; the first child waits until that is done."""
         self._buffer = b""
         self._endings.clear()
-        self._surroundings = {**os.environ, **child_environment(), **self._environment}
-        if kept := take(self._preload, self._surroundings):
-            self._process, self.fresh, self.import_s = kept.process, kept.fresh, kept.import_s
-            return
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=private_opener) as log:
             self._process = subprocess.Popen(
@@ -111,7 +96,7 @@ class ChildServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=self._surroundings,
+                env={**os.environ, **child_environment(), **self._environment},
                 start_new_session=True,
             )
         self._importing_since = time.monotonic()
@@ -150,10 +135,19 @@ class ChildServer:
     def close(self) -> None:
         """End the server; it kills its children when its input closes."""
         process, self._process = self._process, None
-        if process is not None:
-            # While it imports it has no children, and does not look at its input.
-            end_server(process, _CLOSE_S if self._importing_since is None else 0.0)
-        self._importing_since = None
+        wait_s = _CLOSE_S if self._importing_since is None else 0.0
+        self._importing_since = None  # while it imports it has no children, nor looks at its input
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
     def run(
         self,

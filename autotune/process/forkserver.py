@@ -167,7 +167,7 @@ def _has_hung_up(descriptor: int) -> bool:
 
 
 def _move(environment: dict[str, str | None], folder: str) -> None:
-    """Take over the surroundings of another caller (`kept.py`)."""
+    """Take over the surroundings of another caller (tests keep a server between commands)."""
     os.chdir(folder)
     for name, value in environment.items():
         if value is None:

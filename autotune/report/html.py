@@ -7,22 +7,55 @@ own policy lets no script run but the two that come with this package, and nothi
 import base64
 import functools
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from autotune import __version__
 from autotune.errors import visible
 from autotune.report.content import Content
 from autotune.report.figures import figures
-from autotune.report.html_templates import HtmlTemplates
 from autotune.report.sections import sections, size_text, speed_text
 from autotune.units import format_seconds
 
+
+class HtmlTemplates:
+    """The templates of a folder, each read once.
+
+    Args:
+        filters: what they may apply to values.
+        names: what all of them know.
+        finalize: is given every value before it is escaped.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        filters: Mapping[str, Any],
+        names: Mapping[str, Any] | None = None,
+        finalize: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(folder),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=StrictUndefined,
+            finalize=finalize,
+            auto_reload=False,
+        )
+        self._environment.filters.update(filters)
+        self._environment.globals.update(names or {})
+
+    def html(self, name: str, **values: Any) -> str:
+        """Return a template with its values filled in."""
+        return self._environment.get_template(name).render(**values)
+
+
 _HERE = Path(__file__).parent
-_PLACE = b"<script>/* plotly.js */</script>"
-"""No text of a run is such: it is escaped."""
 _SCRIPTS = ("vendor/plotly-basic.min.js", "report.js")
 
 
@@ -55,21 +88,6 @@ def policy() -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def without_plotly(page: bytes) -> bytes:
-    """Return a page to be kept where there are many: without the megabyte that is the same in
-    all."""
-    return page.replace(_plotly(), _PLACE, 1)
-
-
-def with_plotly(page: bytes) -> bytes:
-    """Return the page again."""
-    return page.replace(_PLACE, _plotly(), 1)
-
-
-def _plotly() -> bytes:
-    return f"<script>{scripts()[0]}</script>".encode()
 
 
 def _digest(script: str) -> str:

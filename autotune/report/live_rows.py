@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import visible
 from autotune.job.methods import METHODS
-from autotune.report.candidate_lines import describe
+from autotune.report.words import describe
 from autotune.run.bundle_launch import (
     DATA,
     EVALUATION,

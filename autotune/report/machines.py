@@ -26,8 +26,6 @@ from autotune.space.trl_config import DEFAULTS
 from autotune.units import format_bytes, format_seconds, format_speed, parse_seconds
 
 SCHEMA = 1
-_HEADS = {"GiB of": "GiB", "": "of GiB"}
-"""Heads of two columns that a terminal prints as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,8 +328,7 @@ def machines_plain(
     prices: Prices | None = None,
 ) -> dict[str, Any]:
     """Return the JSON data of a plan for several machines."""
-    (mark, *heads), *cells = machine_cells(rows, made, prices)
-    heads = [mark, *(_HEADS.get(one, one) for one in heads)]
+    heads, *cells = machine_cells(rows, made, prices)
     offered = {offer.row.machine: offer for offer in made}
 
     def plain(row: MachineRow) -> dict[str, Any]:
@@ -357,7 +354,7 @@ def machine_cells(
 ) -> Iterator[list[str]]:
     """Yield a line for each machine, the head first: those on which it is safe as they are
     offered, then the others. `*`: no other one is both faster and cheaper."""
-    head = ["", "machine", "hours", "money", "tokens/s", "GiB of", "", "with"]
+    head = ["", "machine", "hours", "money", "tokens/s", "GiB", "of GiB", "with"]
     yield head if prices is not None else [name for name in head if name != "money"]
     offered = {offer.row.machine: offer for offer in made}
     others = [row for row in rows if row.machine not in offered]

@@ -5,25 +5,102 @@ from typing import Any
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.records.events import LOADING
-from autotune.facts.utilisation import mfu_of
+from autotune.facts import Facts
+from autotune.facts.utilisation import Peak, mfu_of, peak_of, reached_on
+from autotune.job.job import Job
 from autotune.plan.answer import Answer, OtherDtype, speed_error
 from autotune.plan.choices import Choice, is_safe, leanness
 from autotune.plan.least_memory import LOWER_BOUND
 from autotune.plan.plan import Plan
-from autotune.report.advice import advice_lines, holder_line
-from autotune.report.utilisation import mfu_line, mfu_text
+from autotune.plan.questions.changes import Advice, Way
 from autotune.report.words import (
     batch_text,
     candidate_text,
+    checkpointing_phrase,
     install_text,
     other_words,
     tuning_text,
 )
-from autotune.space.knobs import DTYPE, Candidate
+from autotune.space.checkpointing import CHECKPOINTING
+from autotune.space.knobs import ACCUMULATION, DTYPE, MICRO_BATCH, Candidate
 from autotune.space.quantization import loading_note
 from autotune.space.sharding.sharding import engine_name, sharding_of
 from autotune.space.trl_config import resolve_dtype
 from autotune.units import format_bytes, format_seconds, format_speed
+
+SCHEMA = 1
+
+
+def advice_plain(advice: Advice) -> dict[str, Any]:
+    """Return the JSON data of `autotune advise --json`."""
+    return {
+        "schema": SCHEMA,
+        "device": advice.device,
+        "limit_bytes": advice.limit_bytes,
+        "fits": advice.fits,
+        "safe": advice.safe,
+        "leanest": {"knobs": advice.nearest.knobs, "estimate": advice.estimate.plain()},
+        "tried": advice.tried,
+        "ruled_out": advice.ruled_out,
+        "ways": [
+            {
+                "changes": [{"text": change.text, "kind": change.kind} for change in way.changes],
+                "fields": dict(way.fields),
+                "knobs": way.candidate.knobs,
+                "estimate": way.estimate.plain(),
+                "packages": list(way.packages),
+            }
+            for way in advice.ways
+        ],
+    }
+
+
+def advice_lines(advice: Advice, wanted: str = "fit") -> Iterator[str]:
+    """Yield each way out with its price, in their order.
+
+    Args:
+        wanted: the state that they make of the job: `fit` or `safe`.
+    """
+    if not advice.ways:
+        yield f"No change was found that makes it {wanted} ({looked_at(advice)})."
+        return
+    yield f"What makes it {wanted}, by estimate, the cheapest first:"
+    for number, way in enumerate(advice.ways, 1):
+        yield f"  {number}. {' and '.join(change.text for change in way.changes)}"
+        yield f"     {_price(way)}"
+
+
+def looked_at(advice: Advice) -> str:
+    """Return how many lists of changes were looked at."""
+    count = f"{advice.tried} were estimated"
+    if not advice.ruled_out:
+        return count
+    return f"{count}; of {advice.ruled_out} the weights and what trains them take more alone"
+
+
+def _price(way: Way) -> str:
+    knobs = way.candidate.knobs
+    batch = f"{knobs[MICRO_BATCH]} x {knobs[ACCUMULATION]}"
+    again = knobs.get(CHECKPOINTING)
+    words = [checkpointing_phrase(again).removeprefix("with ")] if again else []
+    words += ["activation offloading"] if knobs.get("activation_offloading") is True else []
+    how = f"{batch}{' with ' if words else ''}{', '.join(words)}"
+    parts = [f"{format_bytes(way.estimate.peak_memory_bytes)} at {how}"]
+    if not way.estimate.traced:
+        parts.append(f"{way.estimate.method}, +-{format_bytes(way.estimate.sigma_bytes)}")
+    if way.estimate.tokens_per_s is not None:
+        parts.append(format_speed(way.estimate.tokens_per_s))
+    host = way.estimate.host_bytes
+    if host is not None and sharding_of(way.candidate.values, 1).offloads:
+        parts.append(f"{format_bytes(host)} of the host's memory")
+    if way.learns_the_same:
+        parts.append("what is learned stays the same")
+    else:
+        changed = [change.effect for change in way.changes if change.kind != "speed"]
+        parts.append(f"changes what is learned: {', '.join(changed)}")
+    if way.packages:
+        parts.append(f"needs {', '.join(way.packages)} on the training machine")
+    return "; ".join(parts)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -184,16 +261,17 @@ def nothing_fits_lines(plan: Plan) -> Iterator[str]:
 
 def ways_out_lines(plan: Plan) -> Iterator[str]:
     """Yield the shortest changes that make a job fit, or safe, each with its price; where there are
-    none, the machine that would hold it."""
+    none, what else can be asked."""
     wanted, advice = "fit" if plan.answer is None else "safe", plan.advice
     if advice is None:
         yield "Next: `autotune advise` with the same options looks for changes that make it fit."
         return
     yield from advice_lines(advice, wanted)
     if not advice.ways:
-        yield "What several GPUs keep on the host was not traced: `autotune advise` traces it."
-    if advice.holder is not None:
-        yield holder_line(advice.holder)
+        yield (
+            "What several GPUs keep on the host was not traced: `autotune advise` traces it. "
+            "`autotune plan --device all` says which machines hold it."
+        )
 
 
 def other_tuning_line(tuning: str, plan: Plan) -> str:
@@ -290,3 +368,35 @@ def choice_row(plan: Plan, choice: Choice) -> dict[str, Any]:
         "safe": choice.safe,
         "folded": choice.folded,
     }
+
+
+def mfu_line(job: Job, facts: Facts, tokens_per_s: float | None) -> str | None:
+    """Return the sentence on the MFU of a speed, and on what is usual; None: it is not known."""
+    mfu, peak = mfu_of(job, facts, tokens_per_s), peak_of(facts)
+    if mfu is None or peak is None:
+        return None
+    devices = f"{job.devices.total} x " if job.devices.total > 1 else ""
+    of = f"{devices}{peak.flops_per_s / 1e12:.4g} TFLOP/s, the dense peak in {peak.dtype}"
+    return f"{mfu_text(mfu)} of {of}; {usual_text(job, facts, peak, mfu)}."
+
+
+def mfu_text(mfu: float) -> str:
+    """Return a share of the peak: `MFU 41%`."""
+    return f"MFU {mfu:.0%}" if mfu >= 0.01 else "MFU below 1%"
+
+
+def usual_text(job: Job, facts: Facts, peak: Peak, mfu: float) -> str:
+    """Return what runs like a job reached on its kind of device, or on the nearest, and whether an
+    MFU is outside of that."""
+    usual = reached_on(peak.kind, job, facts.model)
+    if usual is None:
+        return f"no run like it is recorded on {peak.kind.name} or its architecture"
+    near = "" if usual.kind == peak.kind.name else ", the nearest kind that is recorded,"
+    tuning = "full tuning" if usual.tuning == "full" else "adapters"
+    outside = ": this is more than any of them" if mfu > usual.high else ""
+    outside = ": this is less than any of them" if mfu < usual.low else outside
+    return (
+        f"{usual.runs} published and recorded runs on one {usual.kind}{near} ({tuning}, models of "
+        f"{usual.size}) reached {100 * usual.low:.0f} to {usual.high:.0%}"
+        f"{outside}"
+    ).replace("models of below", "models below")

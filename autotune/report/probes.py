@@ -1,15 +1,19 @@
-"""The probes of a run, one by one and as one line a candidate. Pure."""
+"""The probes of a run, one by one, as one line a candidate, and what they make the values of a knob
+worth. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 from autotune.estimate.estimate import Estimate
 from autotune.probe.protocol import Measurement
-from autotune.report.candidate_lines import describe
-from autotune.report.content import Expected, Line, Probe, Standing
+from autotune.report.content import Expected, KnobWorth, Line, Probe, Standing, Worth
+from autotune.report.words import describe
 from autotune.search.recommend import standings
 from autotune.search.record import Record, excess_bytes
-from autotune.space.knobs import Candidate, value_label
+from autotune.space.bind import SearchSpace
+from autotune.space.knobs import BoundKnob, Candidate, value_label
 
+WITHIN = ("recommended", "ok")
+"""Standings of probes that ran within what may be recommended."""
 CUT_SHORT = ("busy", "interrupted", "stopped")
 _FIRST: tuple[Standing, ...] = ("recommended", "over headroom", "failed", "ok", "cut short")
 """Of a candidate whose probes ended in several ways, the first of these stands for it."""
@@ -139,4 +143,64 @@ def _expected(estimate: Estimate | None) -> Expected | None:
         return None
     return Expected(
         tokens_per_s=estimate.tokens_per_s, peak_memory_bytes=estimate.peak_memory_bytes
+    )
+
+
+def knob_worths(
+    space: SearchSpace,
+    records: Sequence[Record],
+    probes: Sequence[Probe],
+    estimates: Mapping[str, Estimate],
+    *,
+    recipe: bool,
+) -> list[KnobWorth]:
+    """Return the knobs that were searched: those of the recipe, or all others.
+
+    Args:
+        probes: those of `records`.
+        estimates: by the candidate's key; those that do not fit do not count.
+    """
+    measured = [
+        (record.candidate, probe)
+        for record, probe in zip(records, probes, strict=True)
+        if probe.standing in WITHIN and probe.tokens_per_s
+    ]
+    estimated = [
+        (candidate, estimate.tokens_per_s)
+        for candidate in space.candidates
+        if (estimate := estimates.get(candidate.key)) is not None
+        and estimate.fits
+        and estimate.tokens_per_s
+    ]
+    return [
+        KnobWorth(
+            name=knob.name,
+            why=knob.why,
+            values=tuple(_worth(knob, value_label(v), measured, estimated) for v in knob.values),
+        )
+        for knob in space.free_knobs
+        if (knob.kind == "recipe") == recipe
+    ]
+
+
+def _worth(
+    knob: BoundKnob,
+    label: str,
+    measured: Sequence[tuple[Candidate, Probe]],
+    estimated: Sequence[tuple[Candidate, float]],
+) -> Worth:
+    def has(candidate: Candidate) -> bool:
+        return value_label(candidate.values.get(knob.name)) == label
+
+    probes = [probe for candidate, probe in measured if has(candidate)]
+    speeds = [speed for candidate, speed in estimated if has(candidate)]
+    best = max(probes, key=lambda probe: probe.tokens_per_s or 0.0, default=None)
+    return Worth(
+        label=label,
+        is_default=value_label(knob.default) == label,
+        measured=None if best is None else best.tokens_per_s,
+        probe=None if best is None else best.number,
+        probes=len(probes),
+        estimated=max(speeds, default=None),
+        estimates=len(speeds),
     )

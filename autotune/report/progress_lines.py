@@ -1,7 +1,7 @@
 """Lines while estimates are made, one now and then."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from autotune.plan.choices import Choice
 from autotune.plan.progress import MEMORY_ERROR, SPEED_ERROR, FirstEstimate, Progress
@@ -11,8 +11,6 @@ from autotune.units import format_bytes, format_seconds, format_speed
 
 NOW_AND_THEN_S = 30.0
 """Between two lines."""
-FASTEST = 5
-"""Machines that a first line names."""
 _SEEN_S = 1.0
 """From so many seconds on the time of the rest is estimated."""
 
@@ -67,21 +65,6 @@ def first_text(first: FirstEstimate) -> str:
         return f"({errors}{rows}): {_best_text(first.best, first.space, 1)}"
     least, limit = first.best.estimate.peak_memory_bytes, format_bytes(first.limit_bytes)
     return f"({errors}{rows}): nothing fits in {limit}; the smallest needs {format_bytes(least)}"
-
-
-def first_text_of_several(firsts: Mapping[str, FirstEstimate]) -> str | None:
-    """Return the fastest of some machines by formula; None: there are none."""
-    if not firsts:
-        return None
-
-    def speed(name: str) -> float:
-        return firsts[name].best.estimate.tokens_per_s or 0.0
-
-    hold = [name for name, first in firsts.items() if first.best.estimate.fits]
-    fastest = sorted(hold, key=speed, reverse=True)[:FASTEST]
-    texts = [f"{n} {format_speed(speed(n))}" if speed(n) else n for n in fastest]
-    count = f"{len(hold)} of {len(firsts)} machines with one GPU hold it"
-    return f"(by formula, speed +-{SPEED_ERROR:.0%}): {'; '.join([count, *texts])}"
 
 
 def _best_text(best: Choice, space: SearchSpace, devices: int) -> str:

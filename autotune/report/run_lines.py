@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.report.candidate_lines import describe, describe_measurement
 from autotune.report.progress_lines import EstimateLines
+from autotune.report.words import describe, describe_measurement
 from autotune.run.bundle_launch import STAGE_TEXTS
 from autotune.run.listener import Listener
 from autotune.run.verdict import Verification

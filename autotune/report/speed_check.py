@@ -11,8 +11,7 @@ from autotune.estimate.estimate import Estimate
 from autotune.facts.utilisation import mfu_of, peak_of, reached_on
 from autotune.plan.answer import speed_error
 from autotune.plan.plan import Plan
-from autotune.report.plan_answer import error_text
-from autotune.report.utilisation import mfu_line
+from autotune.report.plan_answer import error_text, mfu_line
 from autotune.report.words import candidate_text
 from autotune.units import format_bytes, format_speed
 

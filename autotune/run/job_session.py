@@ -12,8 +12,7 @@ from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.plan.estimator import Estimator
-from autotune.plan.questions.changes import TriedChange, offloading, single_changes
-from autotune.plan.questions.way import Advice
+from autotune.plan.questions.changes import Advice, TriedChange, offloading, single_changes
 from autotune.plan.questions.ways import FASTEST, Advisor
 from autotune.probe.measure import ProbeTask, probe_task, shares_its_host
 from autotune.probe.protocol import Measurement

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.bundle.bundle import RECOMMENDATION, launched_files
-from autotune.bundle.mark import digests
-from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_files
+from autotune.bundle.planned import JOB_FILE, Planned, digests, planned_files, verified_files
 from autotune.errors import machine_error, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job

@@ -15,8 +15,7 @@ from autotune.engine.opening import EngineOptions
 from autotune.errors import Problem
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.plan.questions.changes import TriedChange
-from autotune.plan.questions.way import Advice
+from autotune.plan.questions.changes import Advice, TriedChange
 from autotune.probe.protocol import Measurement
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import Deadline

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.probe.protocol import Measurement
-from autotune.report.candidate_lines import describe_measurement
+from autotune.report.words import describe_measurement
 from autotune.script.protocol import Look
 
 FIELDS = "fields.json"

@@ -22,11 +22,10 @@ from autotune.server.access.untrusted import (
     check_yaml,
     model_config,
 )
+from autotune.space.foreign.fields import comments
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
-from autotune.space.foreign.job_text import comments
-from autotune.space.foreign.owner import MODEL, is_registry, part_of, tool_of
 from autotune.space.foreign.readers import fields_of, method_of
-from autotune.space.foreign.tool import TRL
+from autotune.space.foreign.tool import MODEL, TRL, is_registry, part_of, tool_of
 from autotune.space.job_file.flags import LENGTH, PROMPT, completed
 from autotune.space.job_file.given_file import lines_of
 from autotune.space.job_file.problems import Positions, field_positions, line_positions

@@ -40,8 +40,6 @@ _REWARD = "accuracy_reward"
 """TRL's function that stands in for a refused one while the rest of the job is judged."""
 _MOST_MEMORY = 4 * 2**40
 """Bytes of a GPU: several times the largest."""
-_MOST_FIRST = 12
-"""Machines of which a first line speaks: each takes a tenth of a second."""
 _MOST_MACHINES = 24
 """Machines that a service plans at once."""
 _LOG = logging.getLogger(__name__)
@@ -157,13 +155,13 @@ def _sent_config(config: str | dict[str, Any] | None) -> tuple[str | None, list[
 
 
 def _first_line(job: Job, submission: Submission) -> str | None:
-    """Return the best choice by formula, in words, of several machines the fastest; None: there is
-    none. Nothing that goes wrong here is wrong with the job."""
-    device = submission.device
-    if not device or device == "cpu" or submission.only_default or job.recipe:
+    """Return the best choice by formula, in words; None: there is none, or machines are compared.
+    Nothing that goes wrong here is wrong with the job."""
+    device, several = submission.device, submission.compares
+    if not device or several or device == "cpu" or submission.only_default or job.recipe:
         return None
     from autotune.plan.first_estimate import first_estimate
-    from autotune.report.progress_lines import first_text, first_text_of_several
+    from autotune.report.progress_lines import first_text
     from autotune.space.definition import load_definition
 
     counts = {"count": submission.devices, "nodes": submission.nodes}
@@ -171,13 +169,6 @@ def _first_line(job: Job, submission: Submission) -> str | None:
     job = job.model_copy(update={"devices": job.devices.model_copy(update=counts)})
     try:
         definition, assume = load_definition(job.method), submission.stack == "any"
-        if submission.compares:
-            single = [one for one in machines_of(device) if one.count in (None, 1)][:_MOST_FIRST]
-            firsts = {
-                machine.name: first_estimate(job, definition, machine.kind, assume=assume)
-                for machine in single
-            }
-            return first_text_of_several({n: one for n, one in firsts.items() if one is not None})
         first = first_estimate(job, definition, find_kind(device), assume=assume)
         return None if first is None else first_text(first)
     except Exception:

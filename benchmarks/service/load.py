@@ -31,7 +31,7 @@ from tests.server.conftest import served
 from tests.server.restarts import small_job
 
 RESULTS = Path(__file__).parent / "results.jsonl"
-PAGES = ("/", "/works", "/plans/{plan}", "/runs/{run}", "/compare?a={plan}&b={run}", "/api/v1/runs")
+PAGES = ("/", "/works", "/plans/{plan}", "/runs/{run}", "/api/v1/runs")
 CUT_S = 10.0
 """A reader is cut off after so long, in the mean."""
 READ_S = 60.0

@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT))
 
 from autotune.estimate.records.events import Work  # noqa: E402
 from autotune.estimate.speed.ceilings import Ceilings  # noqa: E402
-from autotune.estimate.speed.shapes import ShapeTimes  # noqa: E402
 from autotune.estimate.speed.step_time import (  # noqa: E402
     TimeParts,
     step_parts,
     work_time,
 )
+from autotune.estimate.speed.variants import ShapeTimes  # noqa: E402
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
 from autotune.plain_data import from_plain, to_plain  # noqa: E402

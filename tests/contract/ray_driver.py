@@ -20,7 +20,8 @@ def main(address: str, run: str, folder: Path) -> int:
         call = a_probe(folder, "0000")
         print("begun", flush=True)
         try:
-            result_of(engine, call, lambda event: print(event, flush=True))
+            ended = result_of(engine, call, lambda event: print(event, flush=True))
+            print("ended", ended.measurement().reason, flush=True)
         except KeyboardInterrupt:
             print("interrupted", time.time(), flush=True)
             return 130

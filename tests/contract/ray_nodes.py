@@ -45,6 +45,8 @@ def free_port() -> int:
 class Nodes:
     """A head without devices, and nodes with one CPU each."""
 
+    net = "127.0.0"
+
     def __init__(self, *, guarded: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rn"))  # short: sockets have long names
         token = self.folder / "token"
@@ -54,13 +56,14 @@ class Nodes:
         if not guarded:
             self.variables["RAY_AUTH_MODE"] = "disabled"
         self.port, self.started = free_port(), dict[int, "subprocess.Popen[bytes]"]()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{self.net}.1:{self.port}"
 
     @classmethod
     def known(cls, address: str) -> "Nodes":
         """A cluster that another process has started; its token is in the environment."""
         nodes = cls()
         nodes.address, nodes.variables = address, {**STARTED}
+        nodes.net = address.rpartition(":")[0].rpartition(".")[0]
         return nodes
 
     def start(self, number: int, **variables: str) -> None:
@@ -69,9 +72,10 @@ class Nodes:
         if number == 0:
             role = ["--head", f"--port={self.port}", "--include-dashboard=false"]
             role += [f"--temp-dir={self.folder / 't'}"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role]
+        command = [*self.inside(number), sys.executable, "-m", "ray.scripts.scripts", "start"]
+        command += ["--block", *role]
         # The head has the address by which this process looks for a node of its own.
-        command += [f"--node-ip-address=127.0.0.{number + 1}"]
+        command += [f"--node-ip-address={self.net}.{number + 1}"]
         command += [f"--num-cpus={min(number, 1)}", "--num-gpus=0"]
         command += ["--object-store-memory=80000000", "--disable-usage-stats"]
         own = {"XDG_CACHE_HOME": str(self.folder / f"cache-{number}"), "PYTHONPATH": STUBS_PATH}
@@ -87,6 +91,10 @@ class Nodes:
                 start_new_session=True,
             )
         self._await(number)
+
+    def inside(self, number: int) -> Sequence[str]:
+        """What starts a command where a node is."""
+        return ()
 
     def _await(self, number: int) -> None:
         log, deadline = self.folder / f"node-{number}.log", time.monotonic() + 90
@@ -150,23 +158,28 @@ def joined(cluster: Nodes) -> Iterator[None]:
 
 
 def lanes(
-    cluster: Nodes, folder: Path, at_once: int, on: Sequence[int] = (1,), **options: Any
+    cluster: Nodes,
+    folder: Path,
+    at_once: int,
+    on: Sequence[int] = (1,),
+    span: int = 1,
+    **options: Any,
 ) -> Any:
-    """An engine on some nodes, whose lanes import nothing of the stack."""
+    """An engine on some nodes, whose lanes import nothing of the stack unless that is asked for."""
     from autotune.engine.cluster import nodes_of, of_one_kind
     from autotune.engine.ray_engine import Place, RayEngine
 
     folder.mkdir(parents=True, exist_ok=True)
-    addresses = {f"node:127.0.0.{number + 1}" for number in on}
+    addresses = {f"node:{cluster.net}.{number + 1}" for number in on}
     there = of_one_kind(nodes_of(make_job(), folder))
     there = [node for node in there if addresses & node.resources.keys()]
-    place = Place(nodes=there, kind="cpu", count=1, address=cluster.address)
-    named = {"run": f"test-{secrets.token_hex(3)}", **options}
-    return RayEngine(folder=folder, place=place, at_once=at_once, preload=(), **named)
+    place = Place(nodes=there, kind="cpu", count=1, address=cluster.address, span=span)
+    named = {"run": f"test-{secrets.token_hex(3)}", "preload": (), **options}
+    return RayEngine(folder=folder, place=place, at_once=at_once, **named)
 
 
-def a_probe(folder: Path, key: str) -> Call:
+def a_probe(folder: Path, key: str, worker: str = "stubs:waits_once") -> Call:
     """A probe of a stub that waits to be told to go on."""
     request = dataclasses.replace(make_probe_request(), device_kind="cpu")
-    task = ProbeTask(request=request, own_s=60.0, worker="stubs:waits_once", timed=False)
+    task = ProbeTask(request=request, own_s=60.0, worker=worker, timed=False)
     return Call(key=key, folder=str(folder / key), request=task.plain())

@@ -8,7 +8,7 @@ import pytest
 from staging import STUBS_PATH, Stage, still_running
 
 from autotune.process.child_server import ChildServer
-from autotune.process.kept import kept_servers
+from tests.kept import kept_servers
 
 
 def server_in(folder: Path) -> ChildServer:

@@ -24,7 +24,6 @@ from autotune.probe.measure import measure, probe_request
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.survey import survey
 from autotune.process.child_server import ChildServer
-from autotune.process.kept import kept_servers
 from autotune.process.limits import Limits
 from autotune.process.messages import ChildFolder
 from autotune.process.progress import ProgressReader
@@ -36,6 +35,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from tests.cpu.compiled import KEPT, compile_into
+from tests.kept import kept_servers
 
 ROOT = str(Path(__file__).parents[2])
 LLAMA = {

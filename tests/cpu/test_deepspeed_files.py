@@ -8,7 +8,7 @@ from accelerate.utils import DeepSpeedPlugin
 from transformers import LlamaConfig, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-from autotune.bundle.mark import MARK, marked
+from autotune.bundle.planned import MARK, marked
 from autotune.space.sharding.deepspeed import deepspeed_config
 from autotune.space.sharding.sharding import Sharding
 

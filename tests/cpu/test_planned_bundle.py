@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.bundle.mark import MARK
+from autotune.bundle.planned import MARK
 from autotune.plan.questions import ways
 from tests.cpu.conftest import LLAMA, Command
 from tests.cpu.stand_ins import give_tokenizer, stand_in

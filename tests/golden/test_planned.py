@@ -12,8 +12,7 @@ from bundle_cases import CASES
 from autotune.bundle.bundle import RECOMMENDATION, launched_files
 from autotune.bundle.check.asking import Checked
 from autotune.bundle.check.read import read_launch
-from autotune.bundle.mark import MARK
-from autotune.bundle.planned import JOB_FILE, Planned, planned_files, verified_files
+from autotune.bundle.planned import JOB_FILE, MARK, Planned, planned_files, verified_files
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.space.trl_config import settings

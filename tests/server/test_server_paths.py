@@ -19,7 +19,7 @@ def texts_of(service: Served, work: Work) -> dict[str, str]:
     """All that can be asked for of a work, by path."""
     id, kind = work["id"], f"{work['kind']}s"
     paths = [f"/api/v1/{kind}", f"/api/v1/{kind}/{id}", f"/api/v1/{kind}/{id}/events"]
-    paths += [f"/{kind}/{id}", f"/{kind}/{id}/events", f"/compare?a={id}&b={id}"]
+    paths += [f"/{kind}/{id}", f"/{kind}/{id}/events"]
     paths += ["/history", "/plan", f"/plan?from={id}", f"/runs/new?from={id}", "/runs"]
     if work["kind"] == "run":
         paths += [f"/api/v1/runs/{id}/report", f"/runs/{id}/report"]

@@ -77,11 +77,6 @@ def test_a_team_gets_its_answers_on_a_busy_machine(
             expect(page.locator("[aria-label='About the job']")).to_contain_text("Axolotl")
             answered(page, imported)
             expect(page.locator("#answer")).to_have_text("It fits")
-            page.goto("/works")
-            for path in (plan, imported):
-                page.check(f"[name=work][value='{path.rpartition('/')[2]}']")
-            page.click("text=Compare two")
-            expect(page.locator("table.compare tbody")).to_contain_text("global_batch_size")
         job = (EXAMPLE / "job.yaml").read_text(encoding="utf-8")
         run = ask(page, job, button=RUN_IT)
         expect(page.locator("#lines")).to_contain_text("probe 0", timeout=LONG_MS)

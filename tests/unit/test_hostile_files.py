@@ -17,7 +17,7 @@ from rich.table import Table
 
 from autotune.bundle.bundle import found_by
 from autotune.bundle.launch_script import exports
-from autotune.bundle.mark import marked
+from autotune.bundle.planned import marked
 from autotune.bundle.readme import heading, page
 from autotune.cli.command import echo, print_json
 from autotune.cli.views.console import PlainConsole

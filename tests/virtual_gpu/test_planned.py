@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autotune.bundle.mark import MARK
+from autotune.bundle.planned import MARK
 from tests.cpu.conftest import LLAMA
 from tests.cpu.stand_ins import give_tokenizer
 from tests.virtual_gpu.test_runs import AMPERE, OFFLINE, write_job

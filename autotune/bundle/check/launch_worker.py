@@ -33,7 +33,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.bundle.check.asking import LaunchReply, LaunchRequest, Refusal
 from autotune.bundle.check.files import AUTO, shown, value_at
-from autotune.bundle.mark import KEY
+from autotune.bundle.planned import KEY
 from autotune.errors import nearest
 from autotune.plain_data import from_plain, to_plain
 from autotune.process.messages import ChildFolder, read_json, write_json

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
 from autotune.probe.protocol import Measurement
-from autotune.report.advice import advice_plain
+from autotune.report.plan_answer import advice_plain
 from autotune.run.expectations import Expectations, compared
 from autotune.run.session import Result
 from autotune.search.record import Record, counts_as_probe

@@ -1,7 +1,7 @@
 """Plans for people and for programs. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.estimate.estimate import Estimate
-from autotune.plan.choices import Choice, leanness, shortened
+from autotune.plan.choices import Choice, shortened
 from autotune.plan.plan import Plan
-from autotune.report.advice import advice_plain
-from autotune.report.candidate_lines import describe
 from autotune.report.choice_table import (
     FIGURES,
     ROWS,
@@ -26,6 +24,7 @@ from autotune.report.choice_table import (
     speed_cell,
 )
 from autotune.report.plan_answer import (
+    advice_plain,
     answer_plain,
     choice_row,
     next_line,
@@ -34,8 +33,8 @@ from autotune.report.plan_answer import (
     shortfall_text,
     ways_out_lines,
 )
-from autotune.report.words import install_text
-from autotune.space.knobs import NUM_PROCESSES, Candidate
+from autotune.report.words import describe, install_text
+from autotune.space.knobs import Candidate
 from autotune.space.packages import NOT_ESTIMATED
 from autotune.units import format_bytes, format_seconds
 
@@ -84,7 +83,6 @@ def plan_plain(
             for candidate, estimate in chosen
         ],
         "counts": _counts(plan),
-        "divisions": divisions(plan.ranked(), plan.devices),
         "packages": list(plan.packages),
         "not_estimated": [
             asdict(left_out)
@@ -140,10 +138,6 @@ def plan_view(
             yield from (f"{line}\n" for line in signs_lines([pair[1] for pair in chosen]))
         else:
             yield from _choices(plan, fits, top)
-    divided = divisions(plan.ranked(), plan.devices)
-    if divided:
-        yield "\nHow the GPUs may be divided (of each its fastest that fits, or its leanest):"
-        yield divisions_table(divided)
     if plan.not_installed:
         yield f"{escape(plan.not_installed)}: it can be planned, but not run.\n"
     if len(plan.space.candidates) == 1:
@@ -309,77 +303,3 @@ def choices_table(made: ChoiceTable) -> Table:
     for row in made.rows:
         table.add_row(*map(escape, row))
     return table
-
-
-def divisions(pairs: Iterable[Pair], devices: int) -> list[dict[str, Any]]:
-    """Return every division of the devices between training and a server, those that train on most
-    first: how many candidates train so, how many of them fit, and of the fastest that fits, or the
-    leanest, what each device takes.
-
-    Args:
-        pairs: every candidate with its estimate, the best first.
-        devices: of the job.
-    """
-    groups: dict[tuple[int, int], list[Pair]] = {}
-    for candidate, estimate in pairs:
-        if estimate.server is not None:
-            key = (int(candidate[NUM_PROCESSES]), estimate.server.devices)
-            groups.setdefault(key, []).append((candidate, estimate))
-    return [_division(*key, groups[key], devices) for key in sorted(groups, reverse=True)]
-
-
-def _division(training: int, generating: int, members: list[Pair], devices: int) -> dict[str, Any]:
-    fitting = [pair for pair in members if pair[1].fits]
-    candidate, estimate = fitting[0] if fitting else min(members, key=leanness)
-    servers = [one.server for _, one in members if one.server is not None]
-    assert estimate.server is not None
-    return {
-        "training": training,
-        "generating": generating,
-        "idle": devices - training - generating,
-        "candidates": len(members),
-        "fit": len(fitting),
-        "knobs": candidate.knobs,
-        "peak_memory_bytes": estimate.peak_memory_bytes,
-        "server": estimate.server.plain(),
-        "training_short_bytes": _least([one.missing_bytes for _, one in members]),
-        "server_short_bytes": _least([server.missing_bytes for server in servers]),
-    }
-
-
-def _least(shortfalls: Sequence[int | None]) -> int | None:
-    """Return the least of what is missing; None: to some nothing is."""
-    missing = [value for value in shortfalls if value is not None]
-    return min(missing) if len(missing) == len(shortfalls) else None
-
-
-def divisions_table(divisions: Iterable[dict[str, Any]]) -> Table:
-    """Return a line for each division, and why none fits."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("train", "generate", "idle", "fit", "each that trains", "each that generates"):
-        table.add_column(name, justify="right")
-    table.add_column("why not")
-    for one in divisions:
-        table.add_row(
-            *(str(one[name]) for name in ("training", "generating", "idle")),
-            f"{one['fit']} of {one['candidates']}",
-            format_bytes(one["peak_memory_bytes"]),
-            f"{format_bytes(one['server']['needed_bytes'])} of "
-            f"{format_bytes(one['server']['given_bytes'])}",
-            escape("; ".join(_short_of(one))),
-        )
-    return table
-
-
-def _short_of(division: dict[str, Any]) -> Iterator[str]:
-    """Yield which side does not fit, and by how much; nothing where something fits."""
-    training, short = division["training_short_bytes"], division["server_short_bytes"]
-    if training is not None:
-        yield f"training: the leanest is {format_bytes(training)} short on each GPU"
-    if short is not None:
-        weights = format_bytes(division["server"]["weights_bytes"])
-        cache = format_bytes(division["server"]["cache_bytes"] or 0)
-        shortfall = format_bytes(short)
-        yield f"server: {shortfall} short on each GPU (weights {weights}, caches {cache})"
-    if not division["fit"] and training is None and short is None:
-        yield "what fits the training does not fit the server, and the other way round"

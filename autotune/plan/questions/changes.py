@@ -1,4 +1,5 @@
-"""The single changes of a job that could make it fit, when nothing fits. Pure.
+"""The single changes of a job that could make it fit, when nothing fits, and the ways out that
+lists of them are. Pure.
 
 The changes are tried by estimates (`ways.py`) or by real probes (`run/conclusion.py`); an untried
 change is never called a way out. Of changes of one field the smallest comes first.
@@ -8,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.estimate.estimate import Estimate
 from autotune.facts.stack import fused_head
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
+from autotune.plan.choices import is_safe
 from autotune.probe.protocol import Measurement
 from autotune.space.checkpointing import CHECKPOINTING, OFFLOAD
 from autotune.space.job_shape import JobShape
@@ -32,6 +35,8 @@ from autotune.space.sharding.sharding import (
 )
 from autotune.space.vllm.colocated import SLEEP, USE
 
+CLOSED_FORM = "closed form"
+"""The method of an estimate without a trace."""
 MOST_DEVICES = 8
 """The most devices that a machine is given."""
 _STAGE = "zero_stage"
@@ -242,14 +247,11 @@ def _less_vllm(job: Job, nearest: Candidate) -> Iterator[Change]:
         text = f"`{SLEEP}: true` (vLLM gives its memory back while the training computes)"
         yield _pinned(job, SLEEP, True, text)
     if nearest.values.get(USE):
-        changed_job = job.model_copy(update={"fixed": _without_vllm(job.fixed)})
+        fixed = {name: value for name, value in job.fixed.items() if "vllm" not in name}
+        changed_job = job.model_copy(update={"fixed": fixed})
         yield Change(
             field=USE, text=f"transformers' generation (no `{USE}`)", kind="speed", job=changed_job
         )
-
-
-def _without_vllm(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fixed.items() if "vllm" not in name}
 
 
 def _pinned(job: Job, knob: str, value: Any, text: str) -> Change:
@@ -278,3 +280,64 @@ def _recipe(job: Job, knob: str, value: Any, text: str) -> Change:
 
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A list of changes after which the job fits.
+
+    Attributes:
+        candidate: the fastest that is safe then, of those that were estimated.
+        fields: of the job's file, as they are after the changes (`changed_fields`).
+        packages: what it needs that is not on this machine.
+    """
+
+    changes: tuple[Change, ...]
+    candidate: Candidate
+    estimate: Estimate
+    fields: Mapping[str, Any]
+    packages: tuple[str, ...] = ()
+
+    @property
+    def learns_the_same(self) -> bool:
+        """True if no change touches the learning."""
+        return all(change.kind == "speed" for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The ways out.
+
+    Attributes:
+        fits: whether the job fits as it is; it may still not be safe.
+        nearest: its leanest candidate.
+        ways: the cheapest first (`price`).
+        tried: lists of changes that were estimated.
+        ruled_out: lists whose weights, gradients and moments alone are more than the limit.
+    """
+
+    fits: bool
+    nearest: Candidate
+    estimate: Estimate
+    limit_bytes: int
+    device: str
+    ways: tuple[Way, ...]
+    tried: int
+    ruled_out: int = 0
+
+    @property
+    def safe(self) -> bool:
+        """True if the job hardly ever runs out of memory as it is: there is nothing to change."""
+        return self.fits and is_safe(self.estimate)
+
+
+def price(way: Way) -> tuple[int, bool, bool, float]:
+    """Return the sort key of a way: few changes first; of as many those on the devices that are
+    there, then those that learn the same, then the fastest."""
+    more = any(change.field == "devices" for change in way.changes)
+    return len(way.changes), more, not way.learns_the_same, -(way.estimate.tokens_per_s or 0.0)
+
+
+def is_checked(estimate: Estimate) -> bool:
+    """True if a candidate is safe by a trace."""
+    return is_safe(estimate) and estimate.method != CLOSED_FORM

@@ -21,17 +21,19 @@ from autotune.plan.candidates import TYPICAL_PROCESS, by_formula
 from autotune.plan.choices import leanness
 from autotune.plan.estimator import Estimator
 from autotune.plan.least_memory import least_bytes
-from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import kept_on_device, planned_space
 from autotune.plan.questions.changes import (
+    Advice,
     Change,
+    Way,
     changed_fields,
+    is_checked,
     more_devices,
     offloading,
+    price,
     single_changes,
 )
-from autotune.plan.questions.way import Advice, Way, is_checked, price
-from autotune.plan.trace_choice import RULED_OUT, Effort
+from autotune.plan.trace_choice import BY_FORMULA, RULED_OUT, Effort
 from autotune.space.bind import SearchSpace
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate

@@ -21,6 +21,7 @@ def look_at(trainer: Any, watch: Any) -> Look:
     rows = row_lengths(trainer.train_dataset)
     parameters = list(model.parameters())
     config: Any = getattr(model, "config", None)
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return Look(
         trainer=_name(type(trainer)),
@@ -30,7 +31,7 @@ def look_at(trainer: Any, watch: Any) -> Look:
         processes=int(args.world_size),
         devices_per_process=max(int(args.n_gpu), 1) if args.world_size == 1 else 1,
         device_kind=str(args.device.type),
-        model=type(_bare(model)).__name__,
+        model=type(bare).__name__,
         model_type=str(getattr(config, "model_type", "")),
         parameters=sum(_count(p) for p in parameters),
         trainable=sum(_count(p) for p in parameters if p.requires_grad),
@@ -118,10 +119,6 @@ def _quantiles(rows: RowLengths) -> dict[str, float]:
     places = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
     quantiles = {n: float(ranked[int(q * (len(ranked) - 1))]) for n, q in places.items()}
     return {**quantiles, "longest": float(ranked[-1]), "mean": fmean(ranked)}
-
-
-def _bare(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def _count(parameter: Any) -> int:

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from autotune.errors import Problem
-from autotune.report.html import policy, with_plotly
+from autotune.report.html import policy
 from autotune.server.access.callers import Caller, ServiceOf
 from autotune.server.api.problems import problem
 from autotune.server.live import Live
@@ -281,4 +281,4 @@ def page_response(service: Service, id: str) -> Response | None:
         # With `same-origin` a browser refuses a page that is sandboxed.
         "cross-origin-opener-policy": "unsafe-none",
     }
-    return HTMLResponse(with_plotly(content), headers=headers)
+    return HTMLResponse(content, headers=headers)

@@ -6,10 +6,8 @@ from fastapi import APIRouter, Path, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from autotune.report.html import without_plotly
 from autotune.server.access.callers import ServiceOf, Worker
 from autotune.server.api.problems import problem
-from autotune.server.api.work import PAGE
 from autotune.server.store.events import Line
 from autotune.server.store.values import (
     NAME,
@@ -122,8 +120,6 @@ async def take_file(
 ) -> None:
     """Take a file of a work."""
     content = await request.body()
-    if name == PAGE:
-        content = await run_in_threadpool(without_plotly, content)
     if not await run_in_threadpool(service.queue.keep_file, worker, id, name, content):
         raise problem(410, _LOST)
     service.live.changed(id)

@@ -2,5 +2,5 @@
 
 form       a model or a job is pasted, and planned or run
 work       a plan or a run: a line of state with its events, then its answer or its report
-works      all there was, searched, and two of them compared
+works      all there was, searched
 """

@@ -15,7 +15,6 @@ from starlette.concurrency import run_in_threadpool
 
 from autotune.errors import Problem, user_error
 from autotune.facts.device_kinds import device_kinds, kinds_of_other_makers, more_kinds
-from autotune.facts.known_models import known_models
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import parse_yaml, to_yaml
 from autotune.plain_data import NONSENSE
@@ -196,7 +195,7 @@ def form_page(
         methods=[method.name for method in METHODS.values() if not method.teacher],
         rewarded=[method.name for method in METHODS.values() if method.rewards_by_functions],
         devices=_device_options(),
-        examples=[example for example in EXAMPLES if _is_known(example[1])],
+        examples=EXAMPLES,
         workers=service.queue.workers(),
         allowed=service.settings.allowed,
         recent=service.works.search(Filter(), per_page=5),
@@ -272,7 +271,3 @@ def _device_options() -> Markup:
     kinds = (*device_kinds(), *kinds_of_other_makers(), *more_kinds())
     names = sorted({kind.name for kind in kinds}, key=str.lower)
     return Markup(fragment("devices.html", names=(*MEMORY, "all", *names)))
-
-
-def _is_known(name: str) -> bool:
-    return any(name == model.name for model in known_models())

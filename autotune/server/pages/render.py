@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup, escape
 
 from autotune import __version__
-from autotune.report.html_templates import HtmlTemplates
+from autotune.report.html import HtmlTemplates
 from autotune.server.access.tokens import Holder
 from autotune.units import format_bytes, format_speed
 
@@ -84,15 +84,6 @@ def said_text(text: str) -> Markup:
         Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts)
     )
     return Markup("").join(shown)
-
-
-def value_text(value: Any) -> str:
-    """Format the value of a knob."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)

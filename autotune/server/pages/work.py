@@ -29,7 +29,6 @@ from autotune.server.api.work import TEXT, After, Id, Text, cancel, page_respons
 from autotune.server.pages.render import bundle_files, fragment, launch_command, page, refresh
 from autotune.server.service import Service
 from autotune.server.store.values import ENDED, Details, Event, Kind
-from autotune.units import format_seconds
 
 router = APIRouter(include_in_schema=False)
 TOGETHER_S = 0.25
@@ -137,7 +136,6 @@ def _values(service: Service, work: Details, state: WorkState) -> dict[str, Any]
         "log": list(state.lines),
         "legend": legend([*lines, *table["heads"], *cells]),
         "bar": _memory_bar(result) if work.kind == "plan" else None,
-        "waited": _waited_text(work, result) if work.state == "done" else "",
         "limits": [
             one.removeprefix("--").replace("=", " ")
             for one in work.arguments
@@ -149,23 +147,6 @@ def _values(service: Service, work: Details, state: WorkState) -> dict[str, Any]
         "launch": launch_command(work.id, files),
         "follows": not service.live.is_full,
     }
-
-
-def _waited_text(work: Details, result: Mapping[str, Any]) -> str:
-    """Return how long the answer took, and for what."""
-    if work.started is None or work.ended is None:
-        return ""
-    whole, queued = work.ended - work.created, work.started - work.created
-    text = f"{format_seconds(whole)} from asking to answer"
-    parts = [f"{format_seconds(queued)} in the queue"] if queued >= 1 else []
-    own = result.get("seconds")
-    if work.kind == "plan" and isinstance(own, int | float):
-        known = ", most of it known before" if result.get("cached") else ""
-        parts.append(f"{format_seconds(own)} the plan itself{known}")
-        parts.append(f"{format_seconds(max(work.ended - work.started - own, 0))} to start it")
-    if work.attempt > 1:
-        parts.append(f"{work.attempt} attempts")
-    return f"{text}: {', '.join(parts)}." if parts else f"{text}."
 
 
 def _can_run(service: Service, work: Details) -> bool:

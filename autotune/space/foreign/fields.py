@@ -1,8 +1,14 @@
-"""What became of each field of another tool. Pure."""
+"""What became of each field of another tool, and the commented job file of them. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
+
+from autotune.errors import in_one_line
+from autotune.job.yaml_file import to_yaml
+from autotune.space.job_file.overrides import SECRETS
 
 FateKind = Literal["carried", "searched", "left", "unknown"]
 CARRIED: Final = "carried"
@@ -11,6 +17,11 @@ LEFT: Final = "left"
 UNKNOWN: Final = "unknown"
 LEARNING, MEMORY, SPEED, NOTHING = EFFECTS = ("learning", "memory", "speed", "nothing")
 """What changes where a field is not carried, the gravest first."""
+HIDDEN = "***"
+_ENDS = ("_token", "_key", "_password", "_secret")
+_OF_TEXT = ("bos", "cls", "eos", "image", "mask", "pad", "sep", "stop", "unk")
+"""Tokens of a vocabulary."""
+_WIDTH = 94
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +92,61 @@ class Imported:
         batch = self.job.get("global_batch_size")
         more = f"; global batch {batch}, {devices} device{'s' if devices != 1 else ''}"
         return f"{self.summary}{more}; `autotune import {file}` lists them"
+
+
+def is_secret(name: str) -> bool:
+    """True if a field's name says that its value is one."""
+    last = name.rpartition(".")[2].rpartition(" ")[2].lstrip("-").replace("-", "_").lower()
+    if last.endswith(tuple(f"{word}_token" for word in _OF_TEXT)):
+        return False
+    return last in SECRETS or last.endswith(_ENDS)
+
+
+def holds_secret(value: Any) -> bool:
+    """True if a value has a field of that kind somewhere in it."""
+    if isinstance(value, Mapping):
+        return any(is_secret(str(name)) or holds_secret(part) for name, part in value.items())
+    return isinstance(value, list) and any(map(holds_secret, value))
+
+
+def without_secret(fate: Fate) -> Fate:
+    """Return the same, `***` in place of a secret."""
+    return replace(fate, value=_hidden(fate.field, fate.value))
+
+
+def _hidden(name: str, value: Any) -> Any:
+    if is_secret(name):
+        return HIDDEN if isinstance(value, str | list | Mapping) else value
+    if isinstance(value, Mapping):
+        return {key: _hidden(str(key), inner) for key, inner in value.items()}
+    return [_hidden(name, inner) for inner in value] if isinstance(value, list) else value
+
+
+def job_text(found: Imported, sources: str) -> str:
+    """Return the job file, with what is not in it as comments.
+
+    Args:
+        sources: the files, or the command, that it was made of.
+    """
+    lines = [
+        f"Made by `autotune import` of {in_one_line(sources)}.",
+        "What this file names is relative to it; docs/job.md has all fields.",
+        *comments(found),
+    ]
+    return "".join(f"# {line}\n" for line in lines) + to_yaml(found.job)
+
+
+def comments(found: Imported, assumed: Iterable[str] = ()) -> Iterator[str]:
+    """Yield, line by line, what was not carried and what was assumed (`assumed` besides)."""
+    lost = [
+        f"{detail}: {', '.join(fate.field for fate in fates)}"
+        for detail, fates in itertools.groupby(found.lost, lambda fate: fate.detail)
+    ]
+    lists = {"Not carried, by what it may change:": lost, "Assumed:": [*found.assumed, *assumed]}
+    for title, entries in lists.items():
+        if entries:
+            yield title
+        for entry in entries:
+            yield from textwrap.wrap(
+                in_one_line(entry), _WIDTH, initial_indent="- ", subsequent_indent="  "
+            )

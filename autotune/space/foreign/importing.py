@@ -18,12 +18,18 @@ from autotune.space.definition import load_definition
 from autotune.space.foreign import as_is, launch, readers
 from autotune.space.foreign.batch import Rows, set_rows, share_rows
 from autotune.space.foreign.command_line import Command
-from autotune.space.foreign.fields import CARRIED, NOTHING, SEARCHED, UNKNOWN, Fate, Imported
+from autotune.space.foreign.fields import (
+    CARRIED,
+    NOTHING,
+    SEARCHED,
+    UNKNOWN,
+    Fate,
+    Imported,
+    without_secret,
+)
 from autotune.space.foreign.launch import Launch, Read
-from autotune.space.foreign.owner import is_registry, part_of, refuse_part, tool_of
 from autotune.space.foreign.reading import Reading
-from autotune.space.foreign.secrets import without_secret
-from autotune.space.foreign.tool import TRL, Tool, tool
+from autotune.space.foreign.tool import TRL, Tool, is_registry, part_of, refuse_part, tool, tool_of
 from autotune.space.job_file.online import TEACHER
 from autotune.space.job_file.problems import as_yaml
 from autotune.space.knobs import condition_holds

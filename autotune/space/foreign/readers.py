@@ -11,11 +11,11 @@ from autotune.job.methods import METHODS
 from autotune.space.checkpointing import CHECKPOINTING
 from autotune.space.foreign import datasets
 from autotune.space.foreign.fields import LEARNING, MEMORY, NOTHING
-from autotune.space.foreign.owner import COMPONENT
 from autotune.space.foreign.reading import Reading
 from autotune.space.foreign.tool import (
     ALL_LINEAR,
     AXOLOTL,
+    COMPONENT,
     LLAMA_FACTORY,
     TORCHTUNE,
     TRL,

@@ -21,8 +21,9 @@ from autotune.space.foreign.fields import (
     UNKNOWN,
     Fate,
     FateKind,
+    holds_secret,
+    is_secret,
 )
-from autotune.space.foreign.secrets import holds_secret, is_secret
 from autotune.space.foreign.tool import ALL_LINEAR, TRL, Tool, switch
 from autotune.space.job_file.overrides import OWNERS
 from autotune.space.job_file.problems import as_yaml

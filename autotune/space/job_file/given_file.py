@@ -12,7 +12,7 @@ from autotune.job.text_file import text_of
 from autotune.job.yaml_file import Path_, parse_scalar, parse_yaml
 from autotune.space.foreign.fields import Imported
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
-from autotune.space.foreign.owner import refuse_part, tool_of
+from autotune.space.foreign.tool import refuse_part, tool_of
 
 _WRITE = "`autotune init` writes a job"
 

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.facts.device_kinds import facts_of, find_kind
 from autotune.facts.utilisation import flops_per_token, mfu_of, peak_of, reached, reached_on
-from autotune.report.utilisation import mfu_line
+from autotune.report.plan_answer import mfu_line
 from benchmarks.utilisation.run import TABLE, runs, table
 from tests.unit.builders import make_facts, make_job
 

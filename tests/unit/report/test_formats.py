@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import CONTROLS
 from autotune.report.figures import figures
 from autotune.report.gather import content_of
-from autotune.report.html import html_report, policy, scripts, with_plotly, without_plotly
+from autotune.report.html import html_report, policy, scripts
 from autotune.report.sections import sections
 from autotune.run.past_run import reopen
 from tests.unit.past_run import make_run, make_whole_run
@@ -139,16 +139,6 @@ def test_what_is_not_known_is_a_sentence_and_no_plot(tmp_path):
     assert not [a for tag, a in page.elements if tag == "div" and a.get("class") == "plot"]
     empty = [section for section in sections(content) if not section.tables]
     assert all(section.text for section in empty)
-
-
-def test_a_kept_page_is_small_and_whole_again(content):
-    page = html_report(content).encode()
-    kept = without_plotly(page)
-    assert len(kept) < len(page) / 5
-    assert with_plotly(kept) == page
-    assert without_plotly(b"<p>no page of ours</p>") == b"<p>no page of ours</p>"
-    named = b"<pre>/* plotly.js */</pre>" + page
-    assert with_plotly(without_plotly(named)) == named, "a job's text may name the place"
 
 
 def test_what_is_over_the_headroom_says_so(content):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cli import machines as cli
+from autotune.cli import plan as cli
 from autotune.errors import UserError
 from autotune.facts.prices import Prices
 from autotune.report.machines import (
@@ -154,7 +154,7 @@ def test_where_nothing_is_safe_the_smallest_need_is_told():
 def test_the_table_has_a_row_for_each_machine_and_marks_what_nothing_beats():
     rows = [WRONG, SMALL, H100, L40S, FOUR, RISKY]
     head, *cells = table(rows, PRICES)
-    assert head == ["", "machine", "hours", "money", "tokens/s", "GiB of", "", "with"]
+    assert head == ["", "machine", "hours", "money", "tokens/s", "GiB", "of GiB", "with"]
     assert [one[1] for one in cells] == ["l40s", "4xl40s", "h100", "3xh100", "t4", "t4"]
     assert [one[0] for one in cells] == ["*", "*", "", "", "", ""]
     assert cells[0][2:] == ["10", "10.00", "9k", "20.0", "44.0", "4 x 8, ckpt"]

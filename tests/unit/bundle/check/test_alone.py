@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from autotune.bundle.check import asking
-from autotune.process.kept import kept_servers
 from autotune.process.limits import Limits
+from tests.kept import kept_servers
 from tests.unit.calling import call
 
 TRAINER = {

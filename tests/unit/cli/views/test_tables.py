@@ -10,10 +10,10 @@ from rich.console import Console
 from autotune.cli.views.console import PlainConsole
 from autotune.cli.views.live import TerminalListener
 from autotune.cli.views.tables import measurement_table, print_report, print_space, report_table
-from autotune.report.candidate_lines import describe, describe_measurement
 from autotune.report.gather import content_of
 from autotune.report.probes import lines_of, probe_list
 from autotune.report.sections import sections
+from autotune.report.words import describe, describe_measurement
 from autotune.run.past_run import reopen
 from autotune.run.verdict import Verification
 from tests.unit.builders import (

@@ -16,7 +16,7 @@ from autotune.estimate.formula.communication import (
     sent_bytes,
 )
 from autotune.plan.exchange import UNKNOWN_LINK, exchanged, with_exchange
-from autotune.report.candidate_lines import describe
+from autotune.report.words import describe
 from autotune.space.sharding.sharding import Sharding
 from autotune.space.trl_config import settings
 from tests.unit.builders import make_candidate, make_estimate, make_facts, make_job

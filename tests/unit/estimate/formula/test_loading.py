@@ -6,7 +6,7 @@ from autotune.estimate.estimate import estimated, prior_residual
 from autotune.estimate.formula.devices import with_loading
 from autotune.estimate.formula.loading import Loaded, on_device, on_host
 from autotune.estimate.protocol import PointReply
-from autotune.plan.loading import loaded_models
+from autotune.plan.host_memory import loaded_models
 from autotune.space.sharding.sharding import Sharding
 from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, make_candidate, make_facts, make_job

@@ -8,13 +8,12 @@ import pytest
 from autotune.facts.device_kinds import find_kind
 from autotune.plan.cache import PlanCache
 from autotune.plan.estimator import Estimator
-from autotune.plan.machines import BY_FORMULA
 from autotune.plan.narrowing import planned_space
-from autotune.plan.questions.changes import more_devices
-from autotune.plan.questions.way import CLOSED_FORM
+from autotune.plan.questions.changes import CLOSED_FORM, more_devices
 from autotune.plan.questions.ways import FASTEST, MOST_LISTS, MOST_WAYS, Advisor, ChangedJob
+from autotune.plan.trace_choice import BY_FORMULA
 from autotune.process.child_server import ChildServer
-from autotune.report.advice import advice_lines, advice_plain
+from autotune.report.plan_answer import advice_lines, advice_plain
 from autotune.space.definition import load_definition
 from autotune.space.memory_order import expected_leanness
 from tests.unit.builders import GIB, make_estimate, make_facts, make_job

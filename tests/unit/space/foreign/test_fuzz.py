@@ -12,8 +12,7 @@ from autotune.errors import UserError
 from autotune.space.foreign.command_line import Command, parse_command
 from autotune.space.foreign.importing import GivenFile, Wishes, import_job
 from autotune.space.foreign.launch import COUNTS
-from autotune.space.foreign.owner import part_of, tool_of
-from autotune.space.foreign.tool import Tool, tools
+from autotune.space.foreign.tool import Tool, part_of, tool_of, tools
 from autotune.space.job_file.load import judge
 from tests.unit.space.foreign import files
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.space.foreign.fields import Imported
-from autotune.space.foreign.owner import part_of, tool_of
+from autotune.space.foreign.tool import part_of, tool_of
 from autotune.space.job_file.load import load_job
 from tests.unit.space.foreign.files import (
     ACCELERATE,

@@ -10,7 +10,7 @@ from autotune.plan.host_memory import kept_on_host
 from autotune.plan.questions.changes import offloading, single_changes
 from autotune.plan.variants import variant_tasks
 from autotune.probe.measure import probe_request
-from autotune.report.candidate_lines import describe
+from autotune.report.words import describe
 from autotune.search.rules.dominance import saves_more
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.errors import UserError
-from autotune.report.candidate_lines import describe
+from autotune.report.words import describe
 from autotune.space.bind import bind
 from autotune.space.sharding.deepspeed import deepspeed_of, default_size
 from autotune.space.sharding.sharding import ZERO_FIELDS, sharding_of

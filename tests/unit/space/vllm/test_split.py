@@ -1,20 +1,17 @@
 """A vLLM server that takes some of a job's GPUs: which splits there are, and what fits."""
 
-import io
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from autotune.cli.views.plan import divisions, divisions_table
 from autotune.errors import UserError
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.residual import Residual
 from autotune.plain_data import from_plain
 from autotune.plan.exchange import with_server
 from autotune.probe.survey import refuse_untried
-from autotune.report.candidate_lines import describe
+from autotune.report.words import describe
 from autotune.run.expectations import Expectations
 from autotune.space.bind import bind
 from autotune.space.definition import load_definition
@@ -204,12 +201,6 @@ def planned_candidates(job, facts_of_model, limit_missing=()):
     return pairs
 
 
-def shown_rows(pairs, devices=8):
-    console = Console(width=200, file=io.StringIO())
-    console.print(divisions_table(divisions(pairs, devices)))
-    return console.file.getvalue()
-
-
 def test_a_candidate_fits_where_training_and_server_do():
     job, facts_of_model = grpo(zero_stage=3, **KEPT), facts(gib=24)
     pairs = planned_candidates(job, facts_of_model, limit_missing=(2,))
@@ -222,30 +213,6 @@ def test_a_candidate_fits_where_training_and_server_do():
     key = pairs[0][0].key
     expected = Expectations(estimates={key: estimate}, prior=Residual(), limit_bytes=80 * GIB)
     assert expected.probability_of_oom(pairs[0][0], Residual()) == 1.0
-
-
-def test_each_division_says_which_side_does_not_fit_and_by_how_much():
-    job, facts_of_model = grpo(zero_stage=3, **KEPT), facts(gib=24)
-    division_of = {
-        (d["training"], d["generating"]): d
-        for d in divisions(planned_candidates(job, facts_of_model, (2,)), 8)
-    }
-    assert list(division_of) == [(4, 4), (4, 2), (4, 1), (2, 4), (2, 2), (2, 1)]
-    assert (division_of[4, 2]["idle"], division_of[4, 4]["idle"], division_of[2, 1]["idle"]) == (
-        2,
-        0,
-        5,
-    )
-    assert (
-        division_of[4, 4]["training_short_bytes"] is division_of[4, 4]["server_short_bytes"] is None
-    )
-    assert division_of[2, 4]["training_short_bytes"] == 3 * GIB
-    needs = server_needs(job, facts_of_model, {**PINNED, "vllm_tensor_parallel_size": 1})
-    assert division_of[2, 1]["server_short_bytes"] == needs.missing_bytes
-    lines = shown_rows(planned_candidates(job, facts_of_model, (2,))).splitlines()
-    assert "training: the leanest is 3 GiB short on each GPU; server: 2.1 GiB short" in lines[-1]
-    assert "weights 14.2 GiB, caches 7 GiB" in lines[-1]
-    assert lines[1].split()[:3] == ["4", "4", "0"]
 
 
 def test_a_run_probes_splits_however_many_gpus_train():
