@@ -152,8 +152,8 @@ class WorkerInfo(Value):
 
     name: str = Field(min_length=1, max_length=128, pattern=NAME)
     device_kind: Literal["cpu", "cuda"]
-    devices: int = Field(ge=1, le=4096)
-    """The most that a run may have there."""
+    devices: int = Field(ge=1, le=2**20)
+    """The most that a run may have there, on all its nodes."""
     device_name: str = Field(max_length=128, pattern=r"^[^\x00]*$")
 
 
@@ -167,7 +167,7 @@ class Lease(Value):
     model_config_json: str | None
     arguments: list[str]
     devices: int = 1
-    """The number of devices that a run wants."""
+    """The number of devices that a run wants, on all its nodes."""
     attempt: int
     limit_s: float | None = None
     """Its limit of time; null: none."""

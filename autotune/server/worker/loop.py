@@ -259,7 +259,7 @@ def start_worker(
         info, places = _here(id), 1
         if engine.address is not None and capacity.runs:
             kind, counts = devices_on_ray(engine, folder / "ray.log")
-            about = {"device_kind": kind, "devices": max(counts), "device_name": "a Ray cluster"}
+            about = {"device_kind": kind, "devices": sum(counts), "device_name": "a Ray cluster"}
             info = info.model_copy(update=about)
             places = sum(counts) if kind == "cuda" else len(counts)
             _log("counted", device_kind=kind, devices=counts)
