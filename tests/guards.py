@@ -28,7 +28,7 @@ OWED = RECORDS / "owed.txt"
 GUARDS = {
     "documents": ("docs/first_answer.md", "docs/tasks", "examples", "search_spaces")
     + ("autotune/plan", "autotune/space", "autotune/report", "autotune/cli/views"),
-    "engine": ("autotune/engine", "autotune/process/child_server.py", "tests/contract/ray_nodes.py"),
+    "engine": ("autotune/engine", "autotune/process", "tests/contract/ray_nodes.py"),
     "exactness": ("autotune/estimate", "autotune/training", "constraints.txt"),
     "launches": ("autotune/bundle", "autotune/run", "autotune/training"),
     "ppo": ("autotune/training/ppo.py", "autotune/training/train_ppo.py", "constraints-ppo.txt")
