@@ -1,11 +1,14 @@
 """`autotune worker`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from autotune.cli.command import guarded
+from autotune.cli.job_options import engine_options
 
 
 @click.command("worker")
@@ -27,15 +30,8 @@ from autotune.cli.command import guarded
     show_default=True,
     help="Folder for the runs of this worker.",
 )
-@click.option("--devices", help="GPUs of this worker, such as 0,1. Default: all, or the CPU.")
 @click.option(
-    "--machine",
-    metavar="NAME",
-    help="Name of this machine, if another one has the same host name. Two workers of a machine "
-    "share no device.",
-)
-@click.option(
-    "--plans", type=click.IntRange(0, 60), default=1, help="Number of plans at once, beside a run."
+    "--plans", type=click.IntRange(0, 60), default=1, help="Number of plans at once, beside runs."
 )
 @click.option("--no-runs", is_flag=True, help="Only plans: the devices are left alone.")
 @click.option("--plan-memory", default="8GiB", help="Memory for all processes of a plan.")
@@ -43,27 +39,30 @@ from autotune.cli.command import guarded
     "--keep", default="20GiB", help="Size of all folders; beyond it the oldest are removed."
 )
 @guarded
+@engine_options
 def command(
     server: str | None,
     server_file: Path | None,
     token_file: Path | None,
     folder: Path,
-    devices: str | None,
-    machine: str | None,
     plans: int,
     no_runs: bool,
     plan_memory: str,
     keep: str,
+    runs_on: Any,
 ) -> int:
-    """Do the plans and runs of a service, on this machine's devices.
+    """Do the plans and runs of a service, on this machine's devices or on a Ray cluster's.
 
-    Several workers share a service: one for each machine, or for each part of its GPUs. SIGTERM
-    ends it cleanly: what it did returns to the queue.
+    Several workers share a service: one for each machine, or for each part of its GPUs
+    (CUDA_VISIBLE_DEVICES). A run at a time; of a cluster, as many as it has devices for when the
+    worker starts, --at-once of each run (1 unless said). SIGTERM ends it cleanly: what it did
+    returns to the queue.
     """
     from autotune.cli.views.log import log_to_stderr
+    from autotune.engine.opening import EngineOptions
     from autotune.errors import user_error
     from autotune.job.text_file import MOST_BYTES, readable_text, text_of
-    from autotune.server.worker.loop import Capacity, start_worker, worker_info
+    from autotune.server.worker.loop import Capacity, start_worker
     from autotune.units import parse_bytes
 
     if (server is None) == (server_file is None):
@@ -87,15 +86,16 @@ def command(
         return text.strip()
 
     try:
-        wanted = None if devices is None else [int(one) for one in devices.split(",")]
         capacity = Capacity(
-            runs=not no_runs,
+            runs=int(not no_runs),
             plans=plans,
             plan_memory=parse_bytes(plan_memory),
             folders=parse_bytes(keep),
         )
     except ValueError as error:
-        raise user_error(str(error), hint="such as --devices 0,1 or --plan-memory 8GiB") from None
+        raise user_error(str(error), hint="such as --plan-memory 8GiB") from None
     log_to_stderr()
-    start_worker(address, token, folder.absolute(), worker_info(wanted, machine), capacity)
+    engine = runs_on or EngineOptions()
+    engine = replace(engine, at_once=engine.at_once or 1)  # runs beside each other, not probes
+    start_worker(address, token, folder.absolute(), capacity, engine)
     return 0

@@ -4,10 +4,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.engine.call import Engine
 from autotune.engine.local import LocalEngine
-from autotune.errors import user_error
+from autotune.errors import machine_error, user_error
 from autotune.job.job import Job
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
@@ -42,6 +43,31 @@ class EngineOptions:
     at_once: int | None = None
     insecure: bool = False
 
+    @property
+    def flags(self) -> list[str]:
+        """The flags of a command that say so."""
+        said = {"--engine": self.name, "--address": self.address, "--at-once": self.at_once}
+        values = [str(part) for pair in said.items() if pair[1] is not None for part in pair]
+        return [*values, "--insecure"] if self.insecure else values
+
+
+def devices_on_ray(options: EngineOptions, log: Path) -> tuple[str, list[int]]:
+    """Return the kind of a cluster's devices, GPUs where it has any, and their number on each
+    living node that has some.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster is not safe.
+        MachineError: the cluster cannot be reached, or has no devices.
+    """
+    with _joined(options, log):
+        import ray
+
+        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for kind, name in (("cuda", "GPU"), ("cpu", "CPU")):
+        if counts := [int(there[name]) for there in living if there.get(name)]:
+            return kind, counts
+    raise machine_error("no node of the Ray cluster has devices", where="--address")
+
 
 @contextlib.contextmanager
 def engine_of(
@@ -64,22 +90,33 @@ def engine_of(
             raise user_error(what, where="--at-once", hint="--engine ray gives each its own")
         yield LocalEngine(server, options.at_once or 1)
         return
+    with _joined(options, run.log) as address:
+        from autotune.engine.cluster import nodes_of, of_one_kind
+        from autotune.engine.ray_engine import Place, RayEngine
+
+        nodes = of_one_kind(nodes_of(job, run.path))
+        device, span = nodes[0].device, job.devices.nodes
+        count = 1 + len(device.peers)
+        place = Place(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
+        engine = RayEngine(study, run.path, place, options.at_once or 2)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextlib.contextmanager
+def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
+    """Connect this process to a cluster for a while; yield the address of its head."""
     os.environ.update(SETTINGS | (OF_OURS if options.address is None else {}))
     try:
         import ray
     except ImportError:
         hint = "pip install 'autotune-finetune[ray]'"
         raise user_error("Ray is not installed", where="--engine ray", hint=hint) from None
-    from autotune.engine.cluster import join, nodes_of, of_one_kind
-    from autotune.engine.ray_engine import Place, RayEngine
+    from autotune.engine.cluster import join
 
-    address = join(options.address, insecure=options.insecure, log=run.log)
-    with contextlib.ExitStack() as stack:
-        stack.callback(ray.shutdown)
-        nodes = of_one_kind(nodes_of(job, run.path))
-        count, span = 1 + len(nodes[0].device.peers), job.devices.nodes
-        kind = nodes[0].device.kind
-        place = Place(nodes=nodes, kind=kind, count=count, address=address, span=span)
-        engine = RayEngine(study, run.path, place, options.at_once or 2)
-        stack.callback(engine.close)
-        yield engine
+    try:
+        yield join(options.address, insecure=options.insecure, log=log)
+    finally:
+        ray.shutdown()

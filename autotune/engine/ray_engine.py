@@ -434,14 +434,15 @@ class RayEngine:
         """Return, once, that no node has room for a lane while calls wait.
 
         Raises:
-            MachineError: that is so for too long.
+            MachineError: there have been too few nodes for too long.
         """
         now = time.monotonic()
         if not self._waiting or any(lane.nodes for lane in self._lanes.values()):
             self._without_place_since, self._has_said = None, False
             return []
         since = self._without_place_since = self._without_place_since or now
-        if now - since > self.place_s:
+        # Where there are nodes enough, other runs have them, and give them back.
+        if now - since > self.place_s and len(self._living()) < self.place.span:
             raise machine_error(self._asked_and_there(), where="--engine ray")
         if now - since < SAYS_S or self._has_said:
             return []
@@ -449,11 +450,15 @@ class RayEngine:
         event = {"event": "waiting", "holder": self._asked_and_there()}
         return [(self._waiting[0].key, event)]
 
+    def _living(self) -> list[Node]:
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return [node for node in self.place.nodes if node.id in alive]
+
     def _asked_and_there(self) -> str:
         """Return what a lane asks for and what the cluster has, in words."""
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = self._living()
         there = [
-            f"{node.name} ({_words(node.resources)})" if node.id in alive else f"{node.name} (lost)"
+            f"{node.name} ({_words(node.resources)})" if node in alive else f"{node.name} (lost)"
             for node in self.place.nodes
         ]
         free = _words(ray.available_resources())

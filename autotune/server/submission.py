@@ -139,7 +139,7 @@ def accepted(
         model=_model_name(job.model, config),
         device=device if len(device) <= 128 else f"{device[:127]}…",
         device_kind=job.devices.kind,
-        device_count=job.devices.count,
+        device_count=job.devices.total,
         submitter=submitter,
         parent=submission.parent,
         first_line=first,

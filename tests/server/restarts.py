@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,11 @@ def until(found: Callable[[], Any], what: str) -> Any:
             return result
         time.sleep(0.1)
     raise AssertionError(f"never: {what}")
+
+
+def name_of(works: Path) -> str:
+    """The name of the worker of a folder."""
+    return f"{platform.node()}:{(works / '.worker.lock').read_text(encoding='ascii')}"
 
 
 def heard(client: Client, work: Work, kind: str, after: int = 0, **data: Any) -> Event:

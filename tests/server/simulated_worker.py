@@ -13,9 +13,8 @@ from tests.server.finished_run import FinishedRun
 
 GPU = {
     "name": "simulated:0",
-    "machine": "simulated",
     "device_kind": "cuda",
-    "devices": [0],
+    "devices": 1,
     "device_name": "NVIDIA H100 80GB HBM3",
 }
 KNOBS: dict[str, Any] = {

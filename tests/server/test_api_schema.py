@@ -28,7 +28,7 @@ EACH = {3: 100, 55: 2000}
 ANSWERS = {200, 204, 404, 422}
 CSRF = "c" * 64
 JOB = "model: qwen2.5-0.5b\ndataset: {lengths: {max: 128}}\n"
-DEVICES = {"machine": "m", "device_kind": "cpu", "devices": [0], "device_name": "a processor"}
+DEVICES = {"device_kind": "cpu", "devices": 1, "device_name": "a processor"}
 WORKER = WorkerInfo.model_validate({"name": "w", **DEVICES})
 load_all_checks()
 CHECKED = [

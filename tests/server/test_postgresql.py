@@ -22,7 +22,7 @@ from autotune.server.store.works import Full, Room, Works
 from tests.cpu.conftest import LLAMA, write_model
 from tests.server.conftest import ROOT, served
 from tests.server.postgresql import running
-from tests.server.restarts import Processes, heard, small_job, until
+from tests.server.restarts import Processes, heard, name_of, small_job, until
 
 pytestmark = pytest.mark.nightly("service")
 
@@ -36,7 +36,7 @@ def database() -> Iterator[str]:
 
 @contextlib.contextmanager
 def worker(base: Path, cache: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A worker of a machine of that name."""
+    """A worker with a home of its own, as on another machine."""
     home = base / f"home-{name}"
     home.mkdir()
     environment = {
@@ -47,7 +47,7 @@ def worker(base: Path, cache: Path, name: str) -> Iterator["subprocess.Popen[byt
         "AUTOTUNE_CACHE": str(cache),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "autotune", "worker", "--machine", name, "--plans", "0"]
+    command = [sys.executable, "-m", "autotune", "worker", "--plans", "0"]
     command += ["--server-file", str(base / "service" / "address")]
     command += ["--token-file", str(base / "token"), "--folder", str(base / f"works-{name}")]
     with (base / f"{name}.log").open("wb") as log:
@@ -82,7 +82,8 @@ def test_a_run_goes_on_with_another_worker_and_its_study_is_in_the_same_database
         )
         heard(client, run, "probing", probe=0)
         first = client.get("run", run["id"])
-        killed, other = (one, "two:cpu") if first["worker"] == "one:cpu" else (two, "one:cpu")
+        names = [name_of(tmp_path / f"works-{name}") for name in ("one", "two")]
+        killed, other = (one, names[1]) if first["worker"] == names[0] else (two, names[0])
         running = Processes(killed.pid)
         assert len(tree(killed.pid)) > 2
         killed.kill()

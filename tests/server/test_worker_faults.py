@@ -14,9 +14,10 @@ from autotune.client import Client, Work
 from autotune.server.access.tokens import LOCAL_WORKER, Tokens
 from autotune.server.serve import local_worker
 from autotune.server.store.database import open_database, sqlite_url
+from autotune.server.store.tables import WorkerRow
 from tests.cpu.conftest import LLAMA, Command
 from tests.server.conftest import Served, served
-from tests.server.restarts import LONG_S, small_job, until
+from tests.server.restarts import LONG_S, name_of, small_job, until
 
 MOST = 2000
 """Bytes of a file that the proxy lets through: less than any bundle has."""
@@ -75,7 +76,7 @@ def test_a_file_that_is_too_large_is_a_problem_of_its_work(
         with proxy_of(service.url) as url:
             token = tmp_path / "token"
             token.write_text(tokens_of(service).add("there", "worker"), encoding="ascii")
-            flags = ["--server", url, "--token-file", str(token), "--machine", "there"]
+            flags = ["--server", url, "--token-file", str(token)]
             flags += ["--no-runs", "--folder", str(tmp_path / "works")]
             worker = Command(tmp_path).start("worker", *flags)
             try:
@@ -93,13 +94,17 @@ def test_a_file_that_is_too_large_is_a_problem_of_its_work(
 
 
 def test_a_local_worker_whose_token_is_gone_gets_another(service_url: Served) -> None:
-    def instances() -> set[str]:
-        workers = requests.get(f"{service_url.url}/api/v1/workers", timeout=60).json()
-        return {worker["instance"] for worker in workers if worker["device_kind"] == "cpu"}
+    process, name = local_worker(service_url.folder), name_of(service_url.folder / "works")
+    database = open_database(sqlite_url(service_url.folder / "service.db"))
 
-    process, before = local_worker(service_url.folder), instances()
+    def seen() -> float:
+        with database.reading() as session:
+            return session.get_one(WorkerRow, name).seen
+
     assert tokens_of(service_url).remove_named(LOCAL_WORKER) == 1
     until(lambda: local_worker(service_url.folder) not in (None, process), "another worker")
-    until(lambda: not instances() & before, "it is known to the service")
+    before = seen()
+    until(lambda: seen() > before, "it is known to the service, by the same name")
+    database.close()
     log = (service_url.folder.parent / "service.log").read_text(encoding="utf-8")
     assert "the local worker has a new token" in log

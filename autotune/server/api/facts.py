@@ -107,7 +107,7 @@ def list_models(_: Caller) -> list[KnownModelInfo]:
 @router.get("/workers")
 def list_workers(service: ServiceOf, _: Caller) -> list[WorkerInfo]:
     """Return the workers that reported in the last minute."""
-    return [worker for worker, _ in service.queue.workers()]
+    return service.queue.workers()
 
 
 @operation.get("/metrics")

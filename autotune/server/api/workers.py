@@ -23,6 +23,8 @@ from autotune.server.store.values import (
 router = APIRouter(prefix="/worker", tags=["workers"])
 Id = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 FileName = Literal["bundle.zip", "report.txt", "report.html"]
+MOST_WORKS = 1000
+"""Of a worker, and folders that it keeps."""
 _LOST = "this work is another worker's now"
 
 
@@ -31,19 +33,16 @@ class Wanted(Value):
 
     worker: WorkerInfo
     kinds: list[Kind]
-    replaces: str = Field(default="", max_length=32, pattern=r"^\w*$")
-    """The instance that worked in its folder before, and is known to be dead: its works return to
-    the queue at once."""
-    works: list[Id] = Field(default=[], max_length=64)
-    """The works that it does: it goes on with them, and is not given them again."""
+    works: list[Id] = Field(default=[], max_length=MOST_WORKS)
+    """The works that it does. Others that it was given return to the queue at once."""
 
 
 class Doing(Value):
     """A worker's report of the works that it does."""
 
     name: str = Field(max_length=128, pattern=NAME)
-    works: list[Id] = Field(max_length=64)
-    kept: list[Id] = Field(default=[], max_length=1000)
+    works: list[Id] = Field(max_length=MOST_WORKS)
+    kept: list[Id] = Field(default=[], max_length=MOST_WORKS)
     """Works that it keeps folders of."""
 
 
@@ -70,9 +69,7 @@ class Ended(Value):
 @router.post("/lease")
 def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
     """Lease the next work that the worker can do; null: there is none."""
-    other = service.queue.register(wanted.worker, wanted.replaces)
-    if other is not None:
-        raise problem(409, f"the worker {other} has one of these devices")
+    service.queue.register(wanted.worker, wanted.works)
     service.queue.beat(wanted.worker.name, wanted.works)
     for id in service.queue.expire():
         service.live.changed(id)
@@ -84,12 +81,6 @@ def lease(service: ServiceOf, _: Worker, wanted: Wanted) -> Lease | None:
         limit_s = service.settings.allowed.seconds(leased.kind)
         return leased.model_copy(update={"limit_s": limit_s})
     return None
-
-
-@router.post("/leave", status_code=204)
-def leave(service: ServiceOf, _: Worker, doing: Doing) -> None:
-    """Take leave of a worker that ends."""
-    service.queue.leave(doing.name)
 
 
 @router.post("/beat")

@@ -196,7 +196,7 @@ def form_page(
         rewarded=[method.name for method in METHODS.values() if method.rewards_by_functions],
         devices=_device_options(),
         examples=EXAMPLES,
-        workers=[worker for worker, _ in service.queue.workers()],
+        workers=service.queue.workers(),
         allowed=service.settings.allowed,
         recent=service.works.search(Filter(), per_page=5),
     )

@@ -42,7 +42,7 @@ def works_page(
         holder,
         "works.html",
         works=service.works.search(wanted, page_number, PER_PAGE),
-        workers=[worker for worker, _ in service.queue.workers()],
+        workers=service.queue.workers(),
         total=total,
         number=page_number,
         pages=max(-(-total // PER_PAGE), 1),

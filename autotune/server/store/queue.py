@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, bindparam, case, or_, select, update
+from sqlalchemy import bindparam, case, or_, select, update
 
 from autotune.errors import EXIT_DONE
 from autotune.server.store.database import Database
@@ -32,7 +32,8 @@ from autotune.server.store.works import suits
 LEASE_S = ALIVE_S
 DEATHS = 3
 """A work is not tried again after so many deaths of its workers."""
-_RECENT = select(*WorkerRow.__table__.columns).where(WorkerRow.seen > bindparam("since"))
+_OF_WORKER = (WorkerRow.__table__.columns[name] for name in WorkerInfo.model_fields)
+_RECENT = select(*_OF_WORKER).where(WorkerRow.seen > bindparam("since"))
 _LATE = (WorkRow.state == "queued") & (WorkRow.lease_until > 0.0)
 """The lease has ended, and its worker may go on: it is not known to be dead."""
 
@@ -43,45 +44,20 @@ class Queue:
     def __init__(self, database: Database, study: str | None = None) -> None:
         self._database, self._study = database, study
 
-    def register(self, worker: WorkerInfo, replaces: str = "") -> str | None:
-        """Remember a worker. Return the name of a living worker that has one of its devices, if
-        any.
-
-        Args:
-            replaces: an instance of the same name that is known to be dead: its works return to the
-                queue at the next `expire`.
-        """
-        now = time.time()
+    def register(self, worker: WorkerInfo, works: Sequence[str]) -> None:
+        """Remember a worker, and the works that it does. What was leased to its name besides is
+        known to be dead, as after a new start, and returns to the queue at the next `expire`."""
+        own = WorkRow.worker == worker.name
+        lost = update(WorkRow).where(own, WorkRow.state == "running", WorkRow.id.not_in(works))
         with self._database.writing() as session:
-            row = session.get(WorkerRow, worker.name)
-            if row is not None and replaces and row.instance == replaces:
-                row.seen = 0.0
-                works = update(WorkRow).where(WorkRow.state == "running")
-                session.execute(works.where(WorkRow.worker == worker.name).values(lease_until=0.0))
-            for row in session.scalars(
-                select(WorkerRow).where(
-                    WorkerRow.machine == worker.machine,
-                    or_(WorkerRow.name != worker.name, WorkerRow.instance != worker.instance),
-                    WorkerRow.device_kind == worker.device_kind,
-                    WorkerRow.seen > now - LEASE_S,
-                )
-            ):
-                if set(json.loads(row.devices)) & set(worker.devices):
-                    return row.name
-            values = {**worker.model_dump(), "devices": json.dumps(worker.devices), "seen": now}
-            session.merge(WorkerRow(**values))
-        return None
+            session.merge(WorkerRow(**worker.model_dump(), seen=time.time()))
+            session.execute(lost.values(lease_until=0.0))
 
-    def leave(self, worker: str) -> None:
-        """Forget a worker that ends: its devices are free at once."""
-        with self._database.writing() as session:
-            session.execute(update(WorkerRow).where(WorkerRow.name == worker).values(seen=0.0))
-
-    def workers(self) -> list[tuple[WorkerInfo, float]]:
-        """Return the workers that reported lately, and when."""
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers that reported lately."""
         with self._database.connection() as connection:
             rows = connection.execute(_RECENT, {"since": time.time() - LEASE_S})
-            return [(_info(row), row.seen) for row in rows]
+            return [WorkerInfo.model_validate(row._asdict()) for row in rows]
 
     def lease(self, worker: WorkerInfo, kinds: Sequence[Kind]) -> Lease | None:
         """Lease the next work that a worker can do to it; None: there is none."""
@@ -89,14 +65,14 @@ class Queue:
         wanted = select(WorkRow).where(
             WorkRow.state == "queued",
             WorkRow.kind.in_(kinds),
-            suits(worker.device_kind, len(worker.devices)),
+            suits(worker.device_kind, worker.devices),
         )
         first = wanted.order_by(WorkRow.created).limit(1).with_for_update(skip_locked=True)
         with self._database.writing() as session:
             row = session.scalar(first)
             if row is None:
                 return None
-            row.state, row.worker, row.machine = "running", worker.name, worker.machine
+            row.state, row.worker = "running", worker.name
             row.lease_until, row.attempt = now + LEASE_S, row.attempt + 1
             row.started = row.started or now
             if row.kind == "run":
@@ -107,6 +83,7 @@ class Queue:
                 job=row.job,
                 model_config_json=row.model_config_json,
                 arguments=json.loads(row.arguments),
+                devices=row.device_count,
                 attempt=row.attempt,
                 study=self._study if row.kind == "run" else None,
             )
@@ -211,8 +188,3 @@ def _return(row: WorkRow, now: float) -> None:
         row.error = f"its worker died {row.deaths} times; look at the worker's log, then resume it"
     else:
         row.state = "queued"
-
-
-def _info(row: Row[Any]) -> WorkerInfo:
-    fields = {name: getattr(row, name) for name in WorkerInfo.model_fields}
-    return WorkerInfo.model_validate({**fields, "devices": json.loads(row.devices)})

@@ -42,8 +42,6 @@ class WorkRow(Table):
     deaths: Mapped[int] = mapped_column(Integer, default=0)
     """How often its worker has died since it was asked for."""
     worker: Mapped[str | None] = mapped_column(String(128))
-    machine: Mapped[str | None] = mapped_column(String(128))
-    """Where its folder is."""
     lease_until: Mapped[float | None] = mapped_column(Float)
     stop_wanted: Mapped[bool] = mapped_column(Boolean, default=False)
     """Whether it was cancelled while it ran."""
@@ -121,12 +119,10 @@ class WorkerRow(Table):
     __tablename__ = "service_workers"
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    machine: Mapped[str] = mapped_column(String(128))
     device_kind: Mapped[str] = mapped_column(String(8))
-    devices: Mapped[str] = mapped_column(Text)
-    """Indexes of its devices, a JSON list."""
+    devices: Mapped[int] = mapped_column(Integer)
+    """The most that a run may have there."""
     device_name: Mapped[str] = mapped_column(String(128))
-    instance: Mapped[str] = mapped_column(String(32), default="")
     seen: Mapped[float] = mapped_column(Float)
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from autotune.errors import EXIT_NOTHING_MEASURED
 
 NAME = r"^[\w.:@-]+$"
-"""A worker, or its machine."""
+"""A worker: its machine, and an id."""
 Kind = Literal["plan", "run"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -148,15 +148,13 @@ class Event(Value):
 
 
 class WorkerInfo(Value):
-    """A worker and the devices that are its own."""
+    """A worker and its devices."""
 
     name: str = Field(min_length=1, max_length=128, pattern=NAME)
-    machine: str = Field(min_length=1, max_length=128, pattern=NAME)
     device_kind: Literal["cpu", "cuda"]
-    devices: list[int] = Field(max_length=4096)
+    devices: int = Field(ge=1, le=2**20)
+    """The most that a run may have there, on all its nodes."""
     device_name: str = Field(max_length=128, pattern=r"^[^\x00]*$")
-    instance: str = Field(default="", max_length=32, pattern=r"^\w*$")
-    """The id of this process: another of the same name is refused while this one lives."""
 
 
 class Lease(Value):
@@ -168,6 +166,8 @@ class Lease(Value):
     job: str
     model_config_json: str | None
     arguments: list[str]
+    devices: int = 1
+    """The number of devices that a run wants, on all its nodes."""
     attempt: int
     limit_s: float | None = None
     """Its limit of time; null: none."""

@@ -303,15 +303,15 @@ def _ahead(session: Session, row: WorkRow) -> int:
     return session.scalar(before) or 0
 
 
-def suits(device_kind: str, devices: int) -> ColumnElement[bool]:
-    """Return the condition that a worker with so many devices of a kind can do a work; any worker
-    can do plans."""
+def suits(device_kind: Any, devices: Any) -> ColumnElement[bool]:
+    """Return the condition that a worker can do a work: a run by the kind and the number of its
+    devices, values or columns; any worker can do plans."""
     kind = WorkRow.device_kind.in_(("auto", device_kind))
     return or_(WorkRow.kind == "plan", kind & (WorkRow.device_count <= devices))
 
 
 def _takers(session: Session, row: WorkRow) -> int:
-    alive = session.scalars(select(WorkerRow).where(WorkerRow.seen > time.time() - ALIVE_S))
-    count = select(func.count()).select_from(WorkRow).where(WorkRow.id == row.id)
-    able = (suits(worker.device_kind, len(json.loads(worker.devices))) for worker in alive)
-    return sum(session.scalar(count.where(condition)) or 0 for condition in able)
+    able = suits(WorkerRow.device_kind, WorkerRow.devices)
+    workers = select(func.count()).select_from(WorkerRow).join(WorkRow, able)
+    alive = WorkerRow.seen > time.time() - ALIVE_S
+    return session.scalar(workers.where(alive, WorkRow.id == row.id)) or 0

@@ -55,22 +55,16 @@ class Door:
         self._session.trust_env = False
 
     def lease(
-        self, worker: WorkerInfo, kinds: Sequence[Kind], replaces: str, works: Sequence[str]
+        self, worker: WorkerInfo, kinds: Sequence[Kind], works: Sequence[str]
     ) -> Lease | None:
         """Return the next work, or None.
 
         Args:
-            replaces: the worker's predecessor, which is known to be dead; empty: there was none.
             works: those that it does already.
         """
-        body: dict[str, Any] = {"worker": worker.model_dump(), "kinds": list(kinds)}
-        body |= {"replaces": replaces, "works": list(works)}
+        body = {"worker": worker.model_dump(), "kinds": list(kinds), "works": list(works)}
         lease: Lease | None = self._call("POST", "lease", Lease | None, json=body)
         return lease
-
-    def leave(self, name: str) -> None:
-        """Report that this worker ends."""
-        self._call("POST", "leave", json={"name": name, "works": []})
 
     def beat(
         self, name: str, works: Sequence[str], kept: Sequence[str]
@@ -131,8 +125,6 @@ class Door:
 
 
 _HINTS = {
-    409: "give each worker of a machine devices of its own (`--devices`); one that was killed is "
-    "listed for a minute",
     401: "give the token of a worker: `autotune serve --add-token NAME --worker`",
     421: "use a name of the service that its `names` has",
 }

@@ -1,5 +1,5 @@
-"""A worker: its devices, its folder, and its loop, which sends the events of running commands and
-takes new works."""
+"""A worker: its folder, its places for runs, and its loop, which sends the events of running
+commands and takes new works."""
 
 import contextlib
 import fcntl
@@ -13,12 +13,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.engine.opening import EngineOptions, devices_on_ray
 from autotune.errors import EXIT_MACHINE, AutotuneError, user_error
 from autotune.facts import devices
 from autotune.server.private_folder import private_folder
@@ -34,8 +35,6 @@ KEPT_S = 60.0
 LEAVE_S = 0.5
 """Patience with each answer of the service when it is to end."""
 log = logging.getLogger("autotune.worker")
-SECRETS = ("AUTOTUNE_TOKEN", "AUTOTUNE_STORAGE")
-"""Variables that are hidden from commands of works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +42,13 @@ class Capacity:
     """The load that a worker takes.
 
     Attributes:
-        runs: whether it takes runs, one at a time.
+        runs: devices for runs (on Ray all GPUs, or nodes without; else 1); 0: it takes none.
         plans: the number of plans beside that.
         plan_memory: bytes for all processes of one.
         folders: bytes of all folders together; beyond it, the oldest ended ones are deleted.
     """
 
-    runs: bool
+    runs: int
     plans: int
     plan_memory: int
     folders: int
@@ -62,8 +61,7 @@ class WorkerLoop:
 
     Attributes:
         beats: another connection, of that thread.
-        environment: of commands, in place of its own.
-        replaces: the instance that worked in its folder before, and is dead; empty: there was none.
+        engine: of runs.
     """
 
     info: WorkerInfo
@@ -71,8 +69,7 @@ class WorkerLoop:
     beats: Door
     root: Path
     capacity: Capacity
-    environment: dict[str, str | None]
-    replaces: str
+    engine: EngineOptions
     _tasks: dict[str, Task] = field(default_factory=dict)
     _ending: threading.Event = field(default_factory=threading.Event)
     _next: dict[str, float] = field(default_factory=dict)
@@ -164,12 +161,12 @@ class WorkerLoop:
                 shutil.rmtree(self.root / id, ignore_errors=True)
 
     def _take(self) -> None:
-        lease = self.door.lease(self.info, self._kinds(), self.replaces, list(self._tasks))
+        lease = self.door.lease(self.info, self._kinds(), list(self._tasks))
         if lease is None:
             return
         _log("taken", work=lease.id, kind=lease.kind, attempt=lease.attempt)
         try:
-            task = Task(lease, self.root, self.environment, self.capacity.plan_memory)
+            task = Task(lease, self.root, self.capacity.plan_memory, self.engine)
         except OSError as error:  # such as a full disk: the other works go on
             problem = f"the worker cannot begin it: {error.strerror or error}"
             ending = Ending(attempt=lease.attempt, exit_code=EXIT_MACHINE, error=problem)
@@ -179,11 +176,12 @@ class WorkerLoop:
         self._tasks[lease.id] = task
 
     def _kinds(self) -> list[Kind]:
-        running = [task.lease.kind for task in self._tasks.values()]
+        leases = [task.lease for task in self._tasks.values()]
+        runs = [lease.devices for lease in leases if lease.kind == "run"]
         kinds: list[Kind] = []
-        if self.capacity.runs and "run" not in running:
+        if sum(runs) * (self.engine.at_once or 1) < self.capacity.runs:  # Ray queues what is beyond
             kinds.append("run")
-        if running.count("plan") < self.capacity.plans:
+        if len(leases) - len(runs) < self.capacity.plans:
             kinds.append("plan")
         return kinds
 
@@ -198,8 +196,6 @@ class WorkerLoop:
         for task in self._tasks.values():
             with contextlib.suppress(Away, AutotuneError, Lost, Refused, OSError, ValueError):
                 task.give_back(self.door, self.info.name)
-        with contextlib.suppress(Away, AutotuneError):
-            self.door.leave(self.info.name)
 
     def _kept(self) -> list[str]:
         """Return the works that have a folder here; remove the oldest beyond the limit of size."""
@@ -247,67 +243,53 @@ def _log(event: str, **data: Any) -> None:
     log.info(json.dumps({"event": event, **data}))
 
 
-def worker_info(wanted: Sequence[int] | None, machine: str | None = None) -> WorkerInfo:
-    """Return the worker of some GPUs, of all that CUDA shows, or of the CPU where there is none.
-
-    Args:
-        machine: a name for this machine, in place of the one that it has.
-
-    Raises:
-        UserError: there is no such GPU.
-    """
-    machine = re.sub(r"[^\w.-]", "-", machine or platform.node() or "machine")[:100]
-    visible = devices.visible_gpus()
-    unknown = [index for index in wanted or () if index not in visible]
-    if unknown:
-        there = ", ".join(map(str, visible)) or "none"
-        raise user_error(
-            f"there is no GPU {unknown[0]} here", where="--devices", hint=f"GPUs here: {there}"
-        )
-    own = list(wanted if wanted is not None else visible)
-    device = devices.gpu(own[0]) if own else devices.cpu()
-    return WorkerInfo(
-        name=f"{machine}:{'-'.join(map(str, own)) or 'cpu'}"[:128],
-        machine=machine,
-        device_kind="cuda" if own else "cpu",
-        # As many ranks may train on the CPU together as there are cores.
-        devices=own or list(range(len(os.sched_getaffinity(0)))),
-        device_name=device.name[:128],
-        instance=secrets.token_hex(8),
-    )
-
-
 def start_worker(
-    address: Callable[[], str],
-    token: str,
-    folder: Path,
-    info: WorkerInfo,
-    capacity: Capacity,
+    address: Callable[[], str], token: str, folder: Path, capacity: Capacity, engine: EngineOptions
 ) -> None:
     """Work until SIGTERM or Ctrl-C.
 
+    Args:
+        engine: of runs; a cluster's nodes are counted now, and multiply `capacity.runs`.
+
     Raises:
-        UserError: another worker uses the folder.
-        MachineError: the service does not take this worker.
+        UserError: another worker uses the folder, or the cluster is not safe.
+        MachineError: the service does not take this worker, or the cluster cannot be reached.
     """
-    with private_folder(folder), _own_folder(folder, info) as before:
-        environment: dict[str, str | None] = dict.fromkeys(SECRETS)
-        if info.device_kind == "cuda":
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, info.devices))
+    with private_folder(folder), _own_folder(folder) as id:
+        info, places = _here(id), 1
+        if engine.address is not None and capacity.runs:
+            kind, counts = devices_on_ray(engine, folder / "ray.log")
+            about = {"device_kind": kind, "devices": sum(counts), "device_name": "a Ray cluster"}
+            info = info.model_copy(update=about)
+            places = sum(counts) if kind == "cuda" else len(counts)
+            _log("counted", device_kind=kind, devices=counts)
         WorkerLoop(
             info=info,
             door=Door(address, token),
             beats=Door(address, token),
             root=folder,
-            capacity=capacity,
-            environment=environment,
-            replaces=before,
+            capacity=replace(capacity, runs=capacity.runs * places),
+            engine=engine,
         ).run()
 
 
+def _here(id: str) -> WorkerInfo:
+    """Return a worker of the GPUs that CUDA shows, or of the CPU where there is none."""
+    machine = re.sub(r"[^\w.-]", "-", platform.node() or "machine")[:100]
+    visible = devices.visible_gpus()
+    device = devices.gpu(visible[0]) if visible else devices.cpu()
+    return WorkerInfo(
+        name=f"{machine}:{id}",
+        device_kind="cuda" if visible else "cpu",
+        # As many ranks may train on the CPU together as there are cores.
+        devices=len(visible) or device.cores,
+        device_name=device.name[:128],
+    )
+
+
 @contextlib.contextmanager
-def _own_folder(folder: Path, info: WorkerInfo) -> Iterator[str]:
-    """Hold the lock of a worker's folder; the instance that held it before, or an empty text."""
+def _own_folder(folder: Path) -> Iterator[str]:
+    """Hold the lock of a worker's folder; yield the id of its worker, which it has for good."""
     lock = os.open(folder / ".worker.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -316,8 +298,10 @@ def _own_folder(folder: Path, info: WorkerInfo) -> Iterator[str]:
             hint = "give each worker a folder of its own: --folder"
             what = "another worker works in this folder"
             raise user_error(what, where=str(folder), hint=hint) from None
-        before = os.pread(lock, 32, 0).decode("ascii", "replace")
-        os.pwrite(lock, info.instance.encode("ascii"), 0)
-        yield before
+        id = os.pread(lock, 16, 0).decode("ascii", "replace")
+        if not re.fullmatch("[0-9a-f]{16}", id):
+            id = secrets.token_hex(8)
+            os.pwrite(lock, id.encode("ascii"), 0)
+        yield id
     finally:
         os.close(lock)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+from autotune.engine.opening import EngineOptions
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE
 from autotune.process.companion import Command
 from autotune.process.messages import read_json
@@ -34,8 +35,8 @@ class Task:
 
     Args:
         root: the folder that has a folder for each work.
-        environment: of the command, in place of the worker's.
         memory_bytes: limit of all processes of a plan together.
+        engine: of a run.
 
     Attributes:
         problem: the limit that its command broke, as an error; empty: none.
@@ -45,17 +46,15 @@ class Task:
     Methods that take a door raise what it raises.
     """
 
-    def __init__(
-        self, lease: Lease, root: Path, environment: dict[str, str | None], memory_bytes: int
-    ) -> None:
-        self.lease = lease
+    def __init__(self, lease: Lease, root: Path, memory_bytes: int, engine: EngineOptions) -> None:
+        self.lease, self._engine = lease, engine
         self.folder = root / lease.id
         self._record = self.folder / f"attempt-{lease.attempt}"
         shutil.rmtree(self._record, ignore_errors=True)
         self._record.mkdir(parents=True)
         self._shown = Shown(root, lease.id)
-        self._environment = {
-            **environment,
+        self._environment: dict[str, str | None] = {
+            "AUTOTUNE_TOKEN": None,
             "AUTOTUNE_STORAGE": lease.study,
             OUTPUT: "output",
             RESUMPTION: f"the button Resume, or POST /api/v1/runs/{lease.id}/resume",
@@ -117,7 +116,8 @@ class Task:
         """Ask the command to end, for good."""
         if not self.has_ended:
             self._is_cancelled = True
-            self._stop(CANCEL_S)
+            on_ray = self.lease.kind == "run" and self._engine.name == "ray"
+            self._stop(GIVE_UP_S if on_ray else CANCEL_S)  # there it gives back what it has
 
     def _stop(self, patience_s: float) -> None:
         if self._end_at == math.inf:
@@ -257,9 +257,10 @@ class Task:
         record = ["--record", str(self._record)]
         if self.lease.kind == "plan":
             return ["plan", "job.yaml", *record, *self.lease.arguments]
+        of_engine = self._engine.flags
         if self.run.exists():
-            return ["run", "--resume", str(self.run.path), *record]
-        return ["run", "job.yaml", "--out", str(self.run.path), *record]
+            return ["run", "--resume", str(self.run.path), *record, *of_engine]
+        return ["run", "job.yaml", "--out", str(self.run.path), *record, *of_engine]
 
     def _write_job(self) -> None:
         self.run.write_text(self.folder / "job.yaml", self.lease.job)

@@ -168,9 +168,8 @@ def test_a_job_of_an_hour_is_not_taken_where_a_minute_is_allowed(serve: Any) -> 
 
 WORKER = {
     "name": "w",
-    "machine": "m",
     "device_kind": "cpu",
-    "devices": [0],
+    "devices": 1,
     "device_name": "a processor",
 }
 

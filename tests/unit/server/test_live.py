@@ -14,7 +14,7 @@ from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Event, NewWork, WorkerInfo
 from autotune.server.store.works import Works
 
-HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
+HERE = WorkerInfo(name="here:0", device_kind="cuda", devices=1, device_name="A")
 
 
 class Counted(Events):

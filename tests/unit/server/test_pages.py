@@ -21,9 +21,7 @@ from autotune.server.store.events import Line
 from autotune.server.store.values import Details, Ending, Event, WorkerInfo
 from tests.unit.server.conftest import CSRF, JOB, Served
 
-WORKER = WorkerInfo(
-    name="w", machine="m", device_kind="cpu", devices=[0], device_name="a processor"
-)
+WORKER = WorkerInfo(name="w", device_kind="cpu", devices=1, device_name="a processor")
 UNFIT: dict[str, Any] = {
     "answer": None,
     "lines": ["Nothing fits.", "Next: `autotune advise` looks for more."],
@@ -168,7 +166,7 @@ def ended(served: Served, kind: str, result: dict[str, Any] | None, code: int = 
     """The id of a work that has ended with this."""
     id: str = served.submit(JOB, kind).json()["id"]
     service = served.service
-    service.queue.register(WORKER)
+    service.queue.register(WORKER, [])
     lease = service.queue.lease(WORKER, ["plan", "run"])
     assert lease is not None and lease.id == id
     service.queue.finish(WORKER.name, id, Ending(attempt=1, exit_code=code, result=result))
@@ -237,7 +235,7 @@ def test_a_link_that_was_cut_short_leads_back_to_all_works(served: Served) -> No
 def test_a_work_that_waits_says_for_what_and_shows_its_first_figures(served: Served) -> None:
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
     service = served.service
-    service.queue.register(WORKER)
+    service.queue.register(WORKER, [])
     run = served.submit({**job, "devices": {"kind": "cuda", "count": 2}}, "run").json()["id"]
     assert "no worker that is here can take it" in served.client.get(f"/runs/{run}").text
     large = {**JOB, "model": "qwen2.5-7b", "tuning": "lora", "max_length": 512}
@@ -303,7 +301,7 @@ def test_a_list_is_searched(served: Served) -> None:
 def test_a_page_of_a_run_shows_its_lines_once(served: Served) -> None:
     job = {**JOB, "model": str(served.models / "m" / "config.json")}
     run, service = served.submit(job, "run").json()["id"], served.service
-    service.queue.register(WORKER)
+    service.queue.register(WORKER, [])
     assert service.queue.lease(WORKER, ["run"]) is not None
     lines = [Line(utc=0.0, kind="line", data={"text": f"probe {n}: <b>"}) for n in range(3)]
     service.events.take(WORKER.name, run, 1, "errors", 0, lines)

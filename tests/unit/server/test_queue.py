@@ -14,8 +14,8 @@ from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Kind, NewWork, WorkerInfo
 from autotune.server.store.works import Filter, Works
 
-HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
-THERE = HERE.model_copy(update={"name": "there:0", "machine": "there"})
+HERE = WorkerInfo(name="here:0", device_kind="cuda", devices=1, device_name="A")
+THERE = HERE.model_copy(update={"name": "there:0"})
 WORKS = "service_work"
 DONE = Ending(attempt=1, exit_code=0, result={"outcome": "recommended", "bundle": None})
 
@@ -39,23 +39,32 @@ def test_first_come_first_served(database: Database) -> None:
     assert [lease and lease.id for lease in leases] == [first.id, second.id, None]
 
 
-def test_a_database_of_an_earlier_version_loses_its_priorities_alone(tmp_path: Path) -> None:
+def test_a_database_of_an_earlier_version_keeps_its_works(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "old.db")
     old = open_database(url)
     work = Works(old).add(new(first_line="kept"))
     with old.engine.begin() as connection:  # as version 0001 had it
-        connection.execute(text("DROP INDEX service_work_by_state"))
-        column = "ALTER TABLE service_work ADD COLUMN priority INTEGER NOT NULL DEFAULT 0"
-        connection.execute(text(column))
-        columns = "state, kind, priority, created"
-        connection.execute(text(f"CREATE INDEX service_work_by_state ON service_work ({columns})"))
-        connection.execute(text("UPDATE service_version SET version_num = '0001'"))
+        for statement in (
+            "DROP INDEX service_work_by_state",
+            "ALTER TABLE service_work ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
+            "CREATE INDEX service_work_by_state ON service_work (state, kind, priority, created)",
+            "ALTER TABLE service_work ADD COLUMN machine VARCHAR(128)",
+            "DROP TABLE service_workers",
+            "CREATE TABLE service_workers (name VARCHAR(128) PRIMARY KEY, devices TEXT)",
+            "INSERT INTO service_workers VALUES ('here:0', '[0]')",
+            "UPDATE service_version SET version_num = '0001'",
+        ):
+            connection.execute(text(statement))
     old.close()
     opened = open_database(url)
-    assert "priority" not in {one["name"] for one in inspect(opened.engine).get_columns(WORKS)}
+    columns = {one["name"] for one in inspect(opened.engine).get_columns(WORKS)}
+    assert not columns & {"priority", "machine"}
     assert Works(opened).get(work.id) is not None and len(Events(opened).after(work.id, 0)) == 1
-    lease = Queue(opened).lease(HERE, ["run"])
-    assert lease is not None and lease.id == work.id
+    queue = Queue(opened)
+    queue.register(HERE, [])
+    assert queue.workers() == [HERE]
+    lease = queue.lease(HERE, ["run"])
+    assert lease is not None and (lease.id, lease.devices) == (work.id, 1)
     opened.close()
 
 
@@ -92,9 +101,9 @@ def test_a_work_knows_how_many_workers_can_take_it(database: Database) -> None:
         return [work.takers for work in found if work is not None]
 
     assert takers() == [0, 0, 0, 0]
-    queue.register(HERE)
+    queue.register(HERE, [])
     assert takers() == [1, 0, 1, 0]
-    queue.register(THERE.model_copy(update={"devices": [0, 1]}))
+    queue.register(THERE.model_copy(update={"devices": 2}), [])
     assert takers() == [2, 1, 2, 0]
     lease = queue.lease(HERE, ["run"])
     assert lease is not None and lease.id == one.id
@@ -117,51 +126,22 @@ def test_a_list_of_works_does_not_read_what_they_came_to(database: Database) -> 
     assert not any(f"service_work.{name}," in asked[0] for name in ("job", "result", "text"))
 
 
-def test_two_workers_do_not_share_a_device(database: Database) -> None:
-    queue = Queue(database)
-    assert queue.register(HERE) is None
-    assert queue.register(THERE) is None
-    assert queue.register(HERE) is None
-    both = HERE.model_copy(update={"name": "here:0-1", "devices": [0, 1]})
-    assert queue.register(both) == HERE.name
-    other = HERE.model_copy(update={"instance": "other"})
-    queue.beat(other.name, [])
-    assert queue.register(other) == HERE.name, "a second process of the same name"
-    queue.leave(HERE.name)
-    assert queue.register(other) is None
-
-
-def test_a_worker_that_waits_for_a_dead_one_does_not_keep_it_alive(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+def test_what_a_worker_that_was_started_anew_does_not_do_returns_at_once(
+    database: Database,
 ) -> None:
-    queue = Queue(database)
-    again = HERE.model_copy(update={"instance": "again"})
-    queue.register(HERE)
-    began = queue_module.time.time()
-    monkeypatch.setattr(queue_module.time, "time", lambda: began + queue_module.LEASE_S - 5)
-    queue.beat(again.name, [])
-    assert queue.register(again) == HERE.name
-    monkeypatch.setattr(queue_module.time, "time", lambda: began + queue_module.LEASE_S + 1)
-    assert queue.register(again) is None
-
-
-def test_what_is_known_to_be_dead_is_replaced_at_once(database: Database) -> None:
     works, queue = Works(database), Queue(database)
-    run = works.add(new())
-    dead = HERE.model_copy(update={"instance": "dead"})
-    assert queue.register(dead) is None
-    first = queue.lease(dead, ["run"])
-    assert first is not None and first.id == run.id
-    stranger = HERE.model_copy(update={"instance": "stranger"})
-    assert queue.register(stranger, "another") == HERE.name
+    kept, lost = works.add(new()), works.add(new())
+    for _ in (kept, lost):
+        assert queue.lease(HERE, ["run"]) is not None
+    queue.register(HERE, [kept.id, lost.id])
+    queue.register(THERE, [])
+    assert queue.expire() == [], "they are another's"
+    queue.register(HERE, [kept.id])
+    assert queue.expire() == [lost.id]
+    again = queue.lease(HERE, ["run"])
+    assert again is not None and (again.id, again.attempt) == (lost.id, 2)
+    queue.register(HERE, [kept.id, lost.id])
     assert queue.expire() == []
-    heir = HERE.model_copy(update={"instance": "heir"})
-    assert queue.register(heir, "dead") is None
-    assert queue.expire() == [run.id]
-    second = queue.lease(heir, ["run"])
-    assert second is not None and (second.id, second.attempt) == (run.id, 2)
-    assert queue.register(heir, "dead") is None
-    assert queue.expire() == [], "only the dead one's"
 
 
 def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
@@ -228,11 +208,9 @@ def test_what_was_given_up_is_not_gone_on_with(database: Database, how: str) -> 
     """A beat that was on its way comes after that."""
     works, queue = Works(database), Queue(database)
     work = works.add(new())
-    first, second = (HERE.model_copy(update={"instance": name}) for name in ("first", "second"))
-    queue.register(first)
-    queue.lease(first, ["run"])
+    queue.lease(HERE, ["run"])
     if how == "dead":
-        queue.register(second, replaces="first")
+        queue.register(HERE, [])
         assert queue.expire() == [work.id]
     elif how == "resumed":
         queue.finish(HERE.name, work.id, Ending(attempt=1, exit_code=3))

@@ -19,9 +19,8 @@ PLANS = "/api/v1/plans"
 JSON = {"content-type": "application/json"}
 WORKER = {
     "name": "w",
-    "machine": "m",
     "device_kind": "cpu",
-    "devices": [0],
+    "devices": 1,
     "device_name": "a processor",
 }
 

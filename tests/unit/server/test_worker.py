@@ -5,11 +5,12 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from pydantic import ValidationError
 
+from autotune.engine.opening import EngineOptions
 from autotune.server.store.database import Database, study_url
 from autotune.server.store.queue import Queue
 from autotune.server.store.values import Beat, Ending, Lease, NewWork, WorkerInfo
@@ -20,8 +21,9 @@ from autotune.server.worker.loop import Capacity, WorkerLoop
 from autotune.server.worker.output import Shown, Tail
 from autotune.server.worker.task import Task
 
-HERE = WorkerInfo(name="here:0", machine="here", device_kind="cuda", devices=[0], device_name="A")
-INFO = WorkerInfo(name="w", machine="m", device_kind="cpu", devices=[0], device_name="a processor")
+HERE = WorkerInfo(name="here:0", device_kind="cuda", devices=1, device_name="A")
+LOCAL = EngineOptions()
+INFO = WorkerInfo(name="w", device_kind="cpu", devices=1, device_name="a processor")
 
 
 def test_a_line_is_a_line_whatever_is_in_it(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_workers_are_given_time_when_the_service_was_away(
 def test_a_service_without_an_address_is_away(tmp_path: Path) -> None:
     door = Door((tmp_path / "address").read_text, "token")
     with pytest.raises(Away):
-        door.lease(HERE, ["run"], "", [])
+        door.lease(HERE, ["run"], [])
 
 
 @pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[1]", b'{"id": "../x"}', b"\xff"])
@@ -94,7 +96,7 @@ def test_what_answers_like_no_service_is_away(answer: bytes) -> None:
     lease = Lease.model_construct(id="0123456789abcdef", attempt=1)
     try:
         for ask in (
-            lambda: door.lease(HERE, ["run"], "", []),
+            lambda: door.lease(HERE, ["run"], []),
             lambda: door.beat("w", [], []),
             lambda: door.send("w", lease, Tail(Path("x"), "events", 1, plain=True, shown=str), []),
         ):
@@ -179,14 +181,14 @@ def ending(task: Task) -> tuple[int, str, bool]:
 
 @pytest.mark.parametrize("kind", ["plan", "run"])
 def test_what_takes_too_long_or_too_much_is_ended_with_a_name(tmp_path: Path, kind: str) -> None:
-    slow = Task(lease(kind, -1.0), tmp_path / "slow", {}, 2**30)
+    slow = Task(lease(kind, -1.0), tmp_path / "slow", 2**30, LOCAL)
     slow.look()
     code, error, interrupted = ending(slow)
     assert code == 130 and "took longer" in error and "operator" in error and not interrupted
-    patient = Task(lease(kind, None), tmp_path / "patient", {}, 2**30)
+    patient = Task(lease(kind, None), tmp_path / "patient", 2**30, LOCAL)
     patient.look()
     assert not patient.has_ended
-    large = Task(lease(kind, 60.0), tmp_path / "large", {}, 2**10)
+    large = Task(lease(kind, 60.0), tmp_path / "large", 2**10, LOCAL)
     large.look()
     assert large.has_ended is (kind == "plan"), "a run's memory has limits of its own"
     if kind == "plan":
@@ -213,17 +215,16 @@ def test_what_is_cancelled_is_so_at_once_and_has_its_files_later(
             said.append(file)
 
     door: Any = Door()
-    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    capacity = Capacity(runs=1, plans=1, plan_memory=2**30, folders=2**20)
     loop = WorkerLoop(
         info=INFO,
         door=door,
         beats=door,
         root=tmp_path,
         capacity=capacity,
-        environment={},
-        replaces="",
+        engine=LOCAL,
     )
-    task = loop._tasks[lease("run", None).id] = Task(lease("run", None), tmp_path, {}, 2**30)
+    task = loop._tasks[lease("run", None).id] = Task(lease("run", None), tmp_path, 2**30, LOCAL)
     task.run.path.mkdir()
     task.run.facts.touch()
     loop._beat()
@@ -243,7 +244,7 @@ def test_what_is_cancelled_is_so_at_once_and_has_its_files_later(
 def test_a_plan_stands_back_once_its_first_figures_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, niceness: int
 ) -> None:
-    task = Task(lease(kind, None), tmp_path, {}, 2**30)
+    task = Task(lease(kind, None), tmp_path, 2**30, LOCAL)
     command: Any = task._command
     task.look()
     assert command.niceness == 0
@@ -253,7 +254,7 @@ def test_a_plan_stands_back_once_its_first_figures_are_there(
 
 
 def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
-    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    capacity = Capacity(runs=1, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = None
     loop = WorkerLoop(
         info=INFO,
@@ -261,10 +262,9 @@ def test_a_folder_beyond_the_quota_ends_its_work(tmp_path: Path) -> None:
         beats=door,
         root=tmp_path,
         capacity=capacity,
-        environment={},
-        replaces="",
+        engine=LOCAL,
     )
-    task = Task(lease("run", None), tmp_path, {}, 2**30)
+    task = Task(lease("run", None), tmp_path, 2**30, LOCAL)
     loop._tasks[task.lease.id] = task
     loop._kept()
     assert not task.has_ended
@@ -287,11 +287,9 @@ def test_a_service_has_only_a_workers_own_folders_removed(tmp_path: Path) -> Non
     for folder in (tmp_path / "theirs", root / "mine", root / "other"):
         folder.mkdir(parents=True)
         (folder / "work.json").touch()
-    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
+    capacity = Capacity(runs=1, plans=1, plan_memory=2**30, folders=2**20)
     door: Any = Door()
-    loop = WorkerLoop(
-        info=INFO, door=door, beats=door, root=root, capacity=capacity, environment={}, replaces=""
-    )
+    loop = WorkerLoop(info=INFO, door=door, beats=door, root=root, capacity=capacity, engine=LOCAL)
     loop._forget()
     assert (tmp_path / "theirs" / "work.json").exists()
     assert [folder.name for folder in root.iterdir()] == ["other"]
@@ -312,11 +310,34 @@ def test_a_work_that_cannot_begin_is_told_as_failed(tmp_path: Path) -> None:
     door: Any = Door()
     root = tmp_path / "works"
     root.write_text("a file where a folder should be", encoding="utf-8")
-    capacity = Capacity(runs=True, plans=1, plan_memory=2**30, folders=2**20)
-    loop = WorkerLoop(
-        info=INFO, door=door, beats=door, root=root, capacity=capacity, environment={}, replaces=""
-    )
+    capacity = Capacity(runs=1, plans=1, plan_memory=2**30, folders=2**20)
+    loop = WorkerLoop(info=INFO, door=door, beats=door, root=root, capacity=capacity, engine=LOCAL)
     loop._take()
     (told,) = door.endings
     assert told.exit_code == 3 and "cannot begin it: Not a directory" in told.error
     assert not loop._tasks
+
+
+@pytest.mark.parametrize(
+    ("at_once", "devices", "taken"), [(1, 1, 8), (1, 4, 2), (2, 2, 2), (1, 3, 3), (1, 16, 1)]
+)
+def test_as_many_runs_are_taken_as_there_are_places(
+    tmp_path: Path, at_once: int, devices: int, taken: int
+) -> None:
+    capacity = Capacity(runs=8, plans=0, plan_memory=2**30, folders=2**20)
+    engine, door = EngineOptions(name="ray", address="head:1", at_once=at_once), cast(Any, None)
+    loop = WorkerLoop(
+        info=INFO,
+        door=door,
+        beats=door,
+        root=tmp_path,
+        capacity=capacity,
+        engine=engine,
+    )
+    while loop._kinds():
+        given = lease("run", None).model_copy(update={"id": f"{len(loop._tasks):016x}"})
+        given = given.model_copy(update={"devices": devices})
+        loop._tasks[given.id] = Task(given, tmp_path, 2**30, engine)
+    assert len(loop._tasks) == taken
+    flags = ["--engine", "ray", "--address", "head:1", "--at-once", str(at_once)]
+    assert all(task._arguments()[-6:] == flags for task in loop._tasks.values())
