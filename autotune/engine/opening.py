@@ -34,7 +34,8 @@ class EngineOptions:
     Attributes:
         name: `local` or `ray`.
         address: of a cluster's head, HOST:PORT; None: a Ray of this run's own.
-        at_once: None: two on Ray, one here.
+        at_once: None: two on Ray, one where each is over several machines, and here
+            (benchmarks/scale).
         insecure: whether a cluster may answer without a token.
     """
 
@@ -98,7 +99,8 @@ def engine_of(
         device, span = nodes[0].device, job.devices.nodes
         count = 1 + len(device.peers)
         place = Place(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
-        engine = RayEngine(study, run.path, place, options.at_once or 2)
+        at_once = options.at_once or (2 if span == 1 else 1)
+        engine = RayEngine(study, run.path, place, at_once)
         try:
             yield engine
         finally:
