@@ -31,7 +31,9 @@ class Call(Message):
         key: tells it from the others of its run.
         folder: of its files.
         task: `module:function`, called with a fork server, the folder, the request and a watcher of
-            events; what it returns is the call's result.
+            events; what it returns is the call's result. Where several machines have a part each,
+            `part` of the request says which.
+        together: `module:function` that returns one result for the parts' results and the folder.
         alone: whether it shares the memory, the disks or the cores of its machine with no other.
     """
 
@@ -39,6 +41,7 @@ class Call(Message):
     folder: str
     request: dict[str, Any]
     task: str = PROBE
+    together: str = "autotune.probe.rank_replies:of_machines"
     alone: bool = False
 
 
@@ -124,6 +127,12 @@ def result_of(engine: Engine, call: Call, watch: Watcher | None = None) -> Ended
         raise
 
 
+def named(text: str) -> Any:
+    """Return what `module:function` names."""
+    module, _, name = text.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Running:
     """A call at work in a thread, where its devices are. Its events and its end are kept for
     whoever asks.
@@ -159,12 +168,10 @@ class Running:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        module, _, name = self.call.task.partition(":")
         try:
             self._before(self._hear)
-            task = getattr(importlib.import_module(module), name)
             folder = ChildFolder(path=Path(self.call.folder))
-            result = task(self._server, folder, self.call.request, self._hear)
+            result = named(self.call.task)(self._server, folder, self.call.request, self._hear)
             ended = Ended(result=to_plain(result))
         except AutotuneError as error:
             ended = Ended(problems=error.problems, by_user=isinstance(error, UserError))

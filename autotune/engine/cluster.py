@@ -4,6 +4,7 @@ It is imported by `opening.py` alone, which sets what Ray reads when it is impor
 """
 
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import os
@@ -14,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from autotune.errors import AutotuneError, machine_error, user_error
 from autotune.facts.devices import DeviceFacts
 from autotune.facts.stack import LIBRARIES, version
 from autotune.job.job import Job
-from autotune.plain_data import from_plain, to_plain
 from autotune.probe.survey import Machine, machine_here
 from autotune.process.companion import Companion
 from autotune.process.files import private_opener
+from autotune.process.messages import Message
 
 NAMESPACE = "autotune"
 STORE_BYTES = 80_000_000
@@ -40,24 +41,24 @@ LOOK_S, TRIES = 120.0, 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(Message):
     """A living node that has devices.
 
     Attributes:
-        name: tells it from the others.
-        resources: of Ray's, in all.
         versions: of Python, Ray and the stack.
         machine: its devices, as many as a job wants; None: it cannot have them, see `problem`.
         has_folder: whether it sees the folder of the run.
+        name: tells it from the others.
+        resources: of Ray's, in all.
     """
 
-    id: str
-    name: str
-    resources: Mapping[str, float]
     versions: Mapping[str, str]
     machine: Machine | None
     problem: str
     has_folder: bool
+    id: str = ""
+    name: str = ""
+    resources: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def device(self) -> DeviceFacts:
@@ -182,17 +183,14 @@ def nodes_of(job: Job, folder: Path) -> list[Node]:
     answers = _looks([node["NodeID"] for node in asked], text, str(folder))
     names = [node["NodeManagerHostname"] for node in asked]
     return [
-        Node(
+        dataclasses.replace(
+            Node.from_plain(answers[node["NodeID"]]),
             id=node["NodeID"],
             name=name if names.count(name) == 1 else f"{name}-{node['NodeID'][:6]}",
             resources=node["Resources"],
-            machine=answer["machine"] and from_plain(Machine, answer["machine"]),
-            versions=answer["versions"],
-            problem=answer["problem"],
-            has_folder=answer["has_folder"],
         )
         for node, name in zip(asked, names, strict=True)
-        if (answer := answers.get(node["NodeID"])) is not None
+        if node["NodeID"] in answers
     ]
 
 
@@ -200,17 +198,18 @@ def _looks(ids: Sequence[str], job: str, folder: str) -> dict[str, dict[str, Any
     """Return what nodes say of themselves, by their ids; those that die meanwhile say nothing."""
     look = ray.remote(num_cpus=0, max_retries=0)(look_here)
     answers: dict[str, dict[str, Any]] = {}
+    left = set(ids)
     for _ in range(TRIES):  # a node that has just come is not known to all yet
-        places = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in ids if n not in answers}
+        places = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in left}
         polls = {
-            n: look.options(scheduling_strategy=place).remote(job, folder)
-            for n, place in places.items()
+            node: look.options(scheduling_strategy=place).remote(job, folder)
+            for node, place in places.items()
         }
         for node, poll in polls.items():
             with contextlib.suppress(RayError):
                 answers[node] = ray.get(poll, timeout=LOOK_S)
-        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        if living & set(ids) <= answers.keys():
+        left &= {node["NodeID"] for node in ray.nodes() if node["Alive"]} - answers.keys()
+        if not left:
             break
         time.sleep(1.0)
     return answers
@@ -220,13 +219,13 @@ def look_here(job: str, folder: str) -> dict[str, Any]:
     """Return, as plain data, what this node is; called on it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # as Ray hides GPUs from who asks for none
         del os.environ["CUDA_VISIBLE_DEVICES"]
-    machine, problem = None, ""
+    machine, problem, sees = None, "", Path(folder).is_dir()
     try:
-        machine = to_plain(machine_here(Job.model_validate_json(job)))
+        machine = machine_here(Job.model_validate_json(job))
     except AutotuneError as error:
         problem = str(error)
-    seen = Path(folder).is_dir()
-    return {"machine": machine, "problem": problem, "has_folder": seen, "versions": versions_here()}
+    versions = versions_here()
+    return Node(machine=machine, problem=problem, has_folder=sees, versions=versions).plain()
 
 
 def versions_here() -> dict[str, str]:
@@ -273,10 +272,6 @@ def refuse_differences(nodes: Sequence[Node]) -> None:
         if len(set(found)) > 1:
             rows.append([package, *found])
     if len(rows) > 1:
-        widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-        table = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        what = "versions differ, and probes of different versions are not compared"
-        raise machine_error(" | ".join([what, *table]), hint="install the same on all nodes")
+        table = " | ".join("  ".join(row) for row in rows)
+        what = f"versions differ, and probes of different versions are not compared: {table}"
+        raise machine_error(what, hint="install the same on all nodes")

@@ -1,4 +1,4 @@
-"""What Ray runs on a node for a run: its calls, by a fork server that stays.
+"""What Ray runs on a node for a run: its calls, or its part of them, by a fork server that stays.
 
     driver (autotune run)                       a node
     RayEngine ---- follow / stop ----> Lane (an actor) -- pipe --> fork server --> a probe's child
@@ -32,12 +32,20 @@ class Lane:
         name: its own.
         folder: of the run, for the log of its fork server.
         kind, count: of its devices.
+        spans: whether other nodes have a part of its calls.
         preload: what its fork server imports.
         abandoned_s: seconds without a question after which it removes itself.
     """
 
     def __init__(
-        self, name: str, folder: str, kind: str, count: int, preload: list[str], abandoned_s: float
+        self,
+        name: str,
+        folder: str,
+        kind: str,
+        count: int,
+        spans: bool,
+        preload: list[str],
+        abandoned_s: float,
     ) -> None:
         # Ray's settings, its token among them, are not for what a user trains; the last one would
         # give a launch one thread.
@@ -46,44 +54,52 @@ class Lane:
             os.environ.pop(variable, None)
         with contextlib.suppress(OSError):  # Ray lets its workers stand back; launches do not
             os.setpriority(os.PRIO_PROCESS, 0, 0)
+        if spans and (interface := interface_of(ray.util.get_node_ip_address())):
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(variable, interface)
         self._folder = Path(folder)
         self._devices = Devices(kind="cuda" if kind == "cuda" else "cpu", count=count)
         self._server = ChildServer(self._folder / f"server-{name}.log", tuple(preload))
         self._server.begin()
         self._news = threading.Condition()
         self._running: Running | None = None
-        self._known: set[str] = set()
+        self._known: set[tuple[str, str]] = set()
         self._locks = contextlib.ExitStack()
         self._is_locked = False
         self._asked_at, self._abandoned_s = time.monotonic(), abandoned_s
         threading.Thread(target=self._end_when_abandoned, daemon=True).start()
 
     def state(self) -> dict[str, Any]:
-        """Return the node that it is on, and its call; for a driver that comes back."""
+        """Return the node that it is on, its address, and its call, for a driver that comes
+        back."""
         self._asked_at = time.monotonic()
         call = None if self._running is None else self._running.call.plain()
-        return {"node": ray.get_runtime_context().get_node_id(), "call": call}
+        node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return {"node": node, "address": address, "call": call}
 
     def follow(self, plain: dict[str, Any], since: int, wait_s: float) -> tuple[list[Any], Any]:
         """Begin a call, unless it is known; return its events from `since` on, and its end or None.
         Wait for news, `wait_s` seconds at most."""
         self._asked_at = time.monotonic() + wait_s
         call = Call.from_plain(plain)
+        asked = (call.key, call.folder)  # the same key again is a second try
         with self._news:
-            if call.key not in self._known:
-                self._known.add(call.key)
+            if asked not in self._known:
+                self._known.add(asked)
                 self._running = Running(self._server, call, self._news, self._lock)
             running = self._running
-            if running is None or running.call.key != call.key:  # a question that came late
+            if running is None or asked != (running.call.key, running.call.folder):  # came late
                 return [], None
             self._news.wait_for(lambda: len(running.events) > since or running.ended, wait_s)
             ended = None if running.ended is None else running.ended.plain()
             return running.events[since:], ended
 
-    def stop(self, key: str, reason: str) -> None:
-        """Ask a call to end."""
-        if self._running is not None and self._running.call.key == key:
-            self._running.stop(reason)
+    def stop(self, key: str, reason: str, after_s: float = 0.0) -> None:
+        """Ask a call to end, unless it has by then."""
+        time.sleep(after_s)
+        running = self._running
+        if running is not None and running.call.key == key and running.ended is None:
+            running.stop(reason)
 
     def end(self) -> None:
         """End the fork server and its children; their devices are for others."""
@@ -105,3 +121,14 @@ class Lane:
             time.sleep(min(1.0, self._abandoned_s / 4))
         self.end()
         remove_placement_group(get_current_placement_group())  # and this actor with it
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has an address of this machine; None: none is known to.
+    Gloo else takes what the host's name resolves to: 127.0.1.1 on many machines."""
+    import psutil  # the stack has it
+
+    if address.startswith("127."):
+        return "lo"
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, has in interfaces if address in [one.address for one in has]), None)

@@ -1,5 +1,6 @@
-"""A command that is launched where an engine runs its calls."""
+"""A command that is launched where an engine runs its calls, on each machine of a lane."""
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,13 +10,18 @@ from autotune.engine.call import Call, Engine, result_of
 from autotune.errors import MachineError
 from autotune.facts import devices
 from autotune.plain_data import from_plain
+from autotune.probe.rank_replies import WITH_OTHERS
 from autotune.process.child_server import ChildServer
 from autotune.process.launch import launch
 from autotune.process.limits import LaunchReport, Watcher
+from autotune.process.memory_errors import read_memory_error
 from autotune.process.messages import ChildFolder
 from autotune.space.trl_config import device_environment
+from autotune.training.spec import MEETS, Part
 
 LAUNCH = "autotune.engine.launching:launched"
+TOGETHER = "autotune.engine.launching:of_machines"
+PEAKS = ("peak_resident_bytes", "peak_gpu_bytes")
 MOST_S = 1e9
 
 
@@ -35,15 +41,20 @@ def launcher_of(engine: Engine) -> Launcher:
         on_line: Callable[[float, str], None],
         **given: Any,
     ) -> LaunchReport:
-        named = {"log": str(log), "timeout_s": min(timeout_s, MOST_S), "gpus": len(gpus)}
-        request = {"command": list(command), **given, **named}
+        plain = {"log": str(log), "timeout_s": min(timeout_s, MOST_S), "gpus": len(gpus)}
 
         def hear(event: Mapping[str, Any]) -> None:
             if event.get("event") == "line":
                 on_line(event["at_s"], event["text"])
 
-        key = f"launch-{time.monotonic_ns()}"
-        call = Call(key=key, folder=str(log.parent), request=request, task=LAUNCH, alone=True)
+        call = Call(
+            key=f"launch-{time.monotonic_ns()}",
+            folder=str(log.parent),
+            request={"command": list(command), **given, **plain},
+            task=LAUNCH,
+            together=TOGETHER,
+            alone=True,
+        )
         ended = result_of(engine, call, hear)
         if ended.result is None:
             raise MachineError(*ended.problems)
@@ -61,16 +72,51 @@ def launched(
         watch({"event": "line", "at_s": at_s, "text": text})
 
     environment, gpus = dict(request["environment"]), tuple[int, ...]()
+    part, log = Part.from_plain(request.get("part", {})), Path(request["log"])
+    if part.node:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        log = folder.path / log.name
+    if part.nodes > 1:
+        environment |= _place(part, watch)
     if request["gpus"]:
         device = devices.detect("cuda", 0, request["gpus"])
         environment |= device_environment(device)
         gpus = (device.index, *device.peers)
     return launch(
         request["command"],
-        log=Path(request["log"]),
+        log=log,
         environment=environment,
         timeout_s=request["timeout_s"],
         gpus=gpus,
         on_line=hear,
         stop=lambda: server.asked(folder),
     )
+
+
+def _place(part: Part, watch: Watcher) -> dict[str, str]:
+    """Return the variables of `launch_nodes.sh`; the first machine tells the port that is free."""
+    port = part.port
+    if not port:
+        with socket.create_server((part.host, 0)) as found:
+            port = found.getsockname()[1]
+        watch({"event": MEETS, "port": port})
+    return {
+        "NODES": str(part.nodes),
+        "MACHINE_RANK": str(part.node),
+        "MAIN_ADDRESS": part.host,
+        "MAIN_PORT": str(port),
+    }
+
+
+def of_machines(reports: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return the first machine's report with the highest peaks; where some failed, that of one
+    which ran out of memory, or else of the first of them."""
+    failed = [
+        report
+        for report in reports
+        if (report["exit_code"] or report["timed_out"]) and report["stop_reason"] != WITH_OTHERS
+    ]
+    full = [one for one in failed if read_memory_error([line for _, line in one["lines"]])]
+    chosen = [*full, *failed, reports[0]][0]
+    measured = [name for name in PEAKS if chosen[name] is not None]
+    return {**chosen, **{name: max(one[name] or 0 for one in reports) for name in measured}}

@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autotune.engine.call import Engine
 from autotune.engine.local import LocalEngine
@@ -12,9 +11,6 @@ from autotune.errors import user_error
 from autotune.job.job import Job
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from autotune.engine.ray_engine import RayEngine
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -74,26 +70,16 @@ def engine_of(
     except ImportError:
         hint = "pip install 'autotune-finetune[ray]'"
         raise user_error("Ray is not installed", where="--engine ray", hint=hint) from None
-    from autotune.engine.cluster import join
-
-    address = join(options.address, insecure=options.insecure, log=run.log)
-    try:
-        engine = _on_ray(options, job, run, study, address)
-        try:
-            yield engine
-        finally:
-            engine.close()
-    finally:
-        ray.shutdown()
-
-
-def _on_ray(
-    options: EngineOptions, job: Job, run: RunFolder, study: str, address: str
-) -> "RayEngine":
-    from autotune.engine.cluster import nodes_of, of_one_kind
+    from autotune.engine.cluster import join, nodes_of, of_one_kind
     from autotune.engine.ray_engine import Place, RayEngine
 
-    nodes = of_one_kind(nodes_of(job, run.path))
-    device = nodes[0].device
-    place = Place(nodes=nodes, kind=device.kind, count=1 + len(device.peers), address=address)
-    return RayEngine(study, run.path, place, options.at_once or 2)
+    address = join(options.address, insecure=options.insecure, log=run.log)
+    with contextlib.ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        nodes = of_one_kind(nodes_of(job, run.path))
+        count, span = 1 + len(nodes[0].device.peers), job.devices.nodes
+        kind = nodes[0].device.kind
+        place = Place(nodes=nodes, kind=kind, count=count, address=address, span=span)
+        engine = RayEngine(study, run.path, place, options.at_once or 2)
+        stack.callback(engine.close)
+        yield engine

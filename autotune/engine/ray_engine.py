@@ -1,8 +1,12 @@
-"""Calls on the nodes of a Ray cluster, each on a lane: devices that are reserved, and an actor.
+"""Calls on the nodes of a Ray cluster, each on a lane: devices that are reserved, and an actor on
+each node of them.
 
-Ray retries nothing: what a death means is named here. A lane whose actor or node has died is made
-anew; its call says nothing, and is made once more, elsewhere where there is another place. An actor
-that cannot be reached is not a dead one: only the cluster's head says which is dead.
+Ray retries nothing: what a death means is named here. A lane of which an actor or a node has died
+is made anew; its call says nothing, and is made once more, elsewhere where there is another place.
+An actor that cannot be reached is not a dead one: only the cluster's head says which is dead.
+
+A call of several nodes begins on the first, which tells where all meet; it is over when all have
+ended. Where one fails the others are asked to end: they would wait for it.
 """
 
 import dataclasses
@@ -17,15 +21,17 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from ray.util import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.engine.call import Call, Ended, Heard
+from autotune.engine.call import PROBE, Call, Ended, Heard, named
 from autotune.engine.cluster import NAMESPACE, Node, is_reached, unreachable
 from autotune.engine.lane import Lane
-from autotune.errors import machine_error
+from autotune.errors import Problem, machine_error
 from autotune.plain_data import from_plain
-from autotune.probe.outcome import of_both
+from autotune.probe.outcome import is_by_another, of_both
 from autotune.probe.protocol import Measurement
+from autotune.probe.rank_replies import WITH_OTHERS
 from autotune.probe.survey import Machine
 from autotune.process.child_server import PRELOAD
+from autotune.training.spec import MEETS, Part
 
 POLL_S, WAIT_S = 0.2, 5.0
 """How long this process waits at a time (Ray looks for Ctrl-C once a second), and a lane."""
@@ -36,7 +42,28 @@ SAYS_S, PLACE_S = 5.0, 600.0
 ABANDONED_S = 600.0
 MOST_FAILURES = 3
 """Lanes, one after another, that end before they have run anything."""
+SETTLE_S = 3.0
+"""Seconds for nodes that fail with another one to say how, before they are asked to end."""
 AGAIN = "-again"
+
+
+@dataclass
+class Member:
+    """An actor of a lane as its driver knows it.
+
+    Attributes:
+        node: where it is; None: not placed yet.
+        poll: the one question to it that is open.
+        seen: events of its part of the call that were heard.
+        ended: how that ended.
+    """
+
+    actor: Any
+    node: str | None = None
+    address: str = ""
+    poll: Any = None
+    seen: int = 0
+    ended: Ended | None = None
 
 
 @dataclass
@@ -44,18 +71,20 @@ class LaneHandle:
     """A lane as its driver knows it.
 
     Attributes:
-        node: where it is; None: not placed yet.
-        polls: the one question to it that is open.
-        seen: events of its call that were heard.
+        port: where the members meet for the call; 0: that is not known yet.
     """
 
     name: str
     group: Any
-    actor: Any
-    node: str | None = None
+    members: list[Member]
     call: Call | None = None
-    poll: Any = None
-    seen: int = 0
+    port: int = 0
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that it is on; none until it is on all of them."""
+        found = {member.node or "" for member in self.members}
+        return set() if "" in found else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +93,27 @@ class Place:
 
     Attributes:
         nodes: of one kind.
-        kind, count: of a lane's devices.
+        kind, count: of a lane's devices on each of its nodes.
         address: of the head.
+        span: the nodes of a lane.
     """
 
     nodes: Sequence[Node]
     kind: str
     count: int
     address: str
+    span: int = 1
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The resources of a lane: its devices, and its part of the cores of the smallest node; on
-        CPUs all of them, as probes that share cores disturb each other."""
+        """The resources of a lane on a node: its devices, and its part of the cores of the smallest
+        node; on CPUs all of them, as probes that share cores disturb each other."""
         cores = [node.resources.get("CPU", 0.0) for node in self.nodes]
         if self.kind == "cpu":
             return {"CPU": min(cores)}
         gpus = [node.resources["GPU"] for node in self.nodes]
-        shares = [self.count * c // g for c, g in zip(cores, gpus, strict=True)]
-        return {"GPU": float(self.count), **({"CPU": min(shares)} if min(shares) else {})}
+        share = min(self.count * c // g for c, g in zip(cores, gpus, strict=True))
+        return {"GPU": float(self.count)} | ({"CPU": share} if share else {})
 
 
 @dataclass
@@ -125,7 +156,7 @@ class RayEngine:
     def free(self) -> int:
         """Calls that would begin at once; 1 where there are none in flight."""
         self._news += self._answers(0.0)
-        ready = [lane for lane in self._lanes.values() if lane.node]
+        ready = [lane for lane in self._lanes.values() if lane.nodes]
         busy = sum(lane.call is not None for lane in ready) + len(self._waiting)
         return max(len(ready) - busy, 0 if busy else 1)
 
@@ -138,7 +169,8 @@ class RayEngine:
         """Ask a call to end."""
         for lane in self._lanes.values():
             if lane.call is not None and lane.call.key == key:
-                lane.actor.stop.remote(key, reason)
+                for member in lane.members:
+                    member.actor.stop.remote(key, reason)
 
     def in_flight(self) -> Sequence[Call]:
         """Return the calls at work, also those that an earlier process of the run began."""
@@ -176,31 +208,43 @@ class RayEngine:
 
     def _answers(self, timeout_s: float) -> Sequence[Heard]:
         """Return what lanes answer within a time."""
-        polls = {lane.poll: lane for lane in self._lanes.values() if lane.poll is not None}
+        polls = {
+            member.poll: (lane, member)
+            for lane in self._lanes.values()
+            for member in lane.members
+            if member.poll is not None
+        }
         if not polls:
             time.sleep(timeout_s)
             return []
         ready, _ = ray.wait(list(polls), timeout=timeout_s)
-        return [one for poll in ready for one in self._answer(polls[poll], poll)]
+        return [one for poll in ready for one in self._answer(*polls[poll], poll)]
 
     # -- lanes
 
     def _attach(self) -> None:
         """Take up the lanes of an earlier process of the run."""
-        for named in ray.util.list_named_actors(all_namespaces=True):
-            name = named["name"]
-            if named["namespace"] != NAMESPACE or not name.startswith(f"{self.run}-"):
+        actors = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
+        for name in {actor.rpartition(".")[0] for actor in actors}:
+            run, _, number = name.rpartition("-")
+            if run != self.run:
                 continue
+            self._made = max(self._made, int(number) + 1)
             try:
-                actor = ray.get_actor(name, namespace=NAMESPACE)
-                state = ray.get(actor.state.remote(), timeout=WAIT_S)
                 group = get_placement_group(name)
+                found = [
+                    ray.get_actor(f"{name}.{part}", namespace=NAMESPACE)
+                    for part in range(self.place.span)
+                ]
+                states = ray.get([actor.state.remote() for actor in found], timeout=WAIT_S)
             except (RayError, ValueError):  # it ends, or will: nobody asks it any more
                 continue
-            call = None if state["call"] is None else from_plain(Call, state["call"])
-            lane = LaneHandle(name, group, actor, self._names.get(state["node"], "?"), call)
-            self._lanes[name] = lane
-            self._made = max(self._made, int(name.rpartition("-")[2]) + 1)
+            call = states[0]["call"] and from_plain(Call, states[0]["call"])
+            members = [
+                Member(actor, self._names.get(state["node"], "?"), state["address"])
+                for actor, state in zip(found, states, strict=True)
+            ]
+            self._lanes[name] = lane = LaneHandle(name, group, members, call)
             if call is not None:
                 if call.folder.endswith(AGAIN):
                     self._first[call.key] = lost_with("another node")
@@ -208,44 +252,47 @@ class RayEngine:
 
     def _fill(self) -> None:
         """Ask for lanes up to as many as run at once."""
+        place = self.place
+        ids = ",".join(node.id for node in place.nodes)
         while len(self._lanes) < self.at_once:
             name = f"{self.run}-{self._made}"
             self._made += 1
-            bundle = self.place.bundle
-            ids = ",".join(node.id for node in self.place.nodes)
             group = placement_group(
-                [bundle],
-                strategy="STRICT_PACK",
+                [place.bundle] * place.span,
+                strategy="STRICT_SPREAD",
                 name=name,
                 lifetime="detached",
-                bundle_label_selector=[{"ray.io/node-id": f"in({ids})"}],
+                bundle_label_selector=[{"ray.io/node-id": f"in({ids})"}] * place.span,
             )
-            # The actor is asked for at once: it is what removes a group that is placed late.
-            actor = (
-                ray.remote(Lane)
-                .options(
-                    name=name,
-                    namespace=NAMESPACE,
-                    lifetime="detached",
-                    max_restarts=0,
-                    max_task_retries=0,
-                    max_concurrency=16,
-                    num_cpus=bundle.get("CPU", 0.0),
-                    num_gpus=bundle.get("GPU", 0.0),
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-                )
-                .remote(
-                    name,
-                    str(self.folder),
-                    self.place.kind,
-                    self.place.count,
-                    list(self.preload),
-                    self.abandoned_s,
-                )
-            )
-            lane = LaneHandle(name, group, actor)
-            lane.poll = actor.state.remote()
-            self._lanes[name] = lane
+            # Actors are asked for at once: they are what removes a group that is placed late.
+            members = [Member(self._actor(name, group, part)) for part in range(place.span)]
+            for member in members:
+                member.poll = member.actor.state.remote()
+            self._lanes[name] = LaneHandle(name, group, members)
+
+    def _actor(self, name: str, group: Any, part: int) -> Any:
+        """Return the actor for a bundle of a lane's group."""
+        place = self.place
+        options = ray.remote(Lane).options(
+            name=f"{name}.{part}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=16,
+            num_cpus=place.bundle.get("CPU", 0.0),
+            num_gpus=place.bundle.get("GPU", 0.0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, part),
+        )
+        return options.remote(
+            f"{name}.{part}",
+            str(self.folder),
+            place.kind,
+            place.count,
+            place.span > 1,
+            list(self.preload),
+            self.abandoned_s,
+        )
 
     def _drop(self, lane: LaneHandle) -> None:
         """Remove a lane; its fork server ends with its actor, by the end of its input."""
@@ -256,77 +303,130 @@ class RayEngine:
         """Give calls that wait to lanes that are free."""
         for call in list(self._waiting):
             lost_at = self._first[call.key].node if call.key in self._first else None
-            free = [lane for lane in self._lanes.values() if lane.node and not lane.call]
+            free = [lane for lane in self._lanes.values() if lane.nodes and not lane.call]
             free = [lane for lane in free if self._is_undisturbed(lane, call)]
             if free:
-                lane = min(free, key=lambda lane: (lane.node == lost_at, lane.name))
-                lane.call, lane.seen = call, 0
+                lane = min(free, key=lambda lane: (lost_at in lane.nodes, lane.name))
+                lane.call, lane.port = call, 0
+                for member in lane.members:
+                    member.seen, member.ended = 0, None
                 self._waiting.remove(call)
                 self._ask(lane)
 
     def _is_undisturbed(self, lane: LaneHandle, call: Call) -> bool:
-        """True if a call and those on the same node leave each other alone."""
-        others = [o.call for o in self._lanes.values() if o.node == lane.node and o.call]
+        """True if a call and those on the same nodes leave each other alone."""
+        others = [o.call for o in self._lanes.values() if o.nodes & lane.nodes and o.call]
         return not others or not (call.alone or any(other.alone for other in others))
 
     def _ask(self, lane: LaneHandle) -> None:
-        assert lane.call is not None
-        lane.poll = lane.actor.follow.remote(lane.call.plain(), lane.seen, WAIT_S)
+        """Ask the members of a call for news that were not asked; all but the first once it is
+        known where they meet."""
+        call, nodes, host = lane.call, len(lane.members), lane.members[0].address
+        assert call is not None
+        for number, member in enumerate(lane.members):
+            if member.poll is not None or member.ended is not None:
+                continue
+            if number and not lane.port:
+                member.actor.state.remote()  # so that it does not think itself abandoned
+                continue
+            part, own = Part(node=number, nodes=nodes, host=host, port=lane.port), call
+            if nodes > 1:
+                request = {**call.request, "part": part.plain()}
+                folder = f"{call.folder}/node-{number}" if number else call.folder
+                own = dataclasses.replace(call, request=request, folder=folder)
+            member.poll = member.actor.follow.remote(own.plain(), member.seen, WAIT_S)
 
     # -- answers
 
-    def _answer(self, lane: LaneHandle, poll: Any) -> Sequence[Heard]:
-        lane.poll = None
+    def _answer(self, lane: LaneHandle, member: Member, poll: Any) -> Sequence[Heard]:
+        if self._lanes.get(lane.name) is not lane:  # another member of it was lost
+            return []
+        member.poll = None
         try:
             answer = ray.get(poll)
         except ActorUnavailableError:
             self._look_at_head()
-            lane.poll = lane.actor.state.remote() if lane.call is None else None
-            if lane.call is not None:
+            if member.node is None:
+                member.poll = member.actor.state.remote()
+            elif lane.call is not None:
                 self._ask(lane)
             return []
         except RayError as error:
-            return self._lost(lane, error)
-        if lane.call is None:
-            lane.node = self._names.get(answer["node"], answer["node"])
+            return self._lost(lane, member, error)
+        if member.node is None:
+            member.node = self._names.get(answer["node"], answer["node"])
+            member.address = answer["address"]
             return []
+        assert lane.call is not None
         self._failures = 0
         key, (events, plain) = lane.call.key, answer
-        lane.seen += len(events)
-        news: list[Heard] = [(key, event) for event in events]
-        if plain is None:
-            self._ask(lane)
-            return news
-        lane.call, ended = None, from_plain(Ended, plain)
-        if ended.result is not None:
-            ended = dataclasses.replace(ended, result={**ended.result, "node": lane.node})
-        return [*news, (key, self._with_first(key, ended))]
+        member.seen += len(events)
+        news: list[Heard] = []
+        for event in events if member is lane.members[0] else ():
+            if event.get("event") == MEETS:
+                lane.port = 0 if plain else event["port"]
+            else:
+                news.append((key, event))
+        if plain is not None:
+            member.ended = from_plain(Ended, plain)
+        begun = lane.members if lane.port else lane.members[:1]
+        going = [one for one in begun if one.ended is None]
+        if not going:
+            return [*news, *self._over(lane, begun)]
+        if member.ended is not None and _failed(member.ended):
+            for one in going:
+                one.actor.stop.remote(key, WITH_OTHERS, SETTLE_S)
+        self._ask(lane)
+        return news
 
-    def _with_first(self, key: str, ended: Ended) -> Ended:
-        first = self._first.pop(key, None)
-        if first is None or ended.result is None:
+    def _over(self, lane: LaneHandle, members: Sequence[Member]) -> Sequence[Heard]:
+        """Return the end of a call whose members have all ended, unless it is made once more."""
+        assert lane.call is not None
+        results: list[dict[str, Any]] = []
+        call, lane.call = lane.call, None
+        for member in members:
+            assert member.ended is not None
+            if member.ended.result is None:
+                return [(call.key, self._with_first(call, member.ended))]
+            results.append({**member.ended.result, "node": member.node})
+        ended = Ended(result=results[0])
+        if len(lane.members) > 1:
+            ended = Ended(result=named(call.together)(results, Path(call.folder)))
+            if call.task == PROBE and is_by_another(found := ended.measurement()):
+                return self._again(call, found)
+        return [(call.key, self._with_first(call, ended))]
+
+    def _with_first(self, call: Call, ended: Ended) -> Ended:
+        first = self._first.pop(call.key, None)
+        if first is None or ended.result is None or call.task != PROBE:
             return ended
         return Ended(result=of_both(first, ended.measurement()).plain())
 
-    def _lost(self, lane: LaneHandle, error: RayError) -> Sequence[Heard]:
+    def _again(self, call: Call, found: Measurement) -> Sequence[Heard]:
+        """Make a call once more that another process ended; return its end where that was so."""
+        if call.key not in self._first:
+            self._first[call.key] = found
+            self._waiting.append(dataclasses.replace(call, folder=call.folder + AGAIN))
+            return []
+        ended = self._with_first(call, Ended(result=found.plain()))
+        if call.task != PROBE:
+            ended = Ended(problems=(Problem(where="--engine ray", what=f"{found.reason}, twice"),))
+        return [(call.key, ended)]
+
+    def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[Heard]:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
         call, self._failures = lane.call, self._failures + 1
         self._drop(lane)
         if call is None:
             if self._failures >= MOST_FAILURES:
-                what = f"no lane begins on {lane.node or 'any node'}: {error}"
+                what = f"no lane begins on {member.node or 'any node'}: {error}"
                 raise machine_error(what[:1500], where="--engine ray")
             return []
-        if isinstance(error, OutOfMemoryError):
-            reason = f"Ray ended it on {lane.node}, whose memory ran out"
-            found = Measurement(outcome="host_oom", reason=reason, inferred=True, node=lane.node)
-        else:
-            found = lost_with(lane.node, f" ({type(error).__name__})")
-            if call.key not in self._first:
-                self._first[call.key] = found
-                self._waiting.append(dataclasses.replace(call, folder=call.folder + AGAIN))
-                return []
-        return [(call.key, self._with_first(call.key, Ended(result=found.plain())))]
+        if not isinstance(error, OutOfMemoryError):
+            return self._again(call, lost_with(member.node, f" ({type(error).__name__})"))
+        reason = f"Ray ended it on {member.node}, whose memory ran out"
+        found = Measurement(outcome="host_oom", reason=reason, inferred=True, node=member.node)
+        return [(call.key, self._with_first(call, Ended(result=found.plain())))]
 
     # -- what is missing
 
@@ -337,7 +437,7 @@ class RayEngine:
             MachineError: that is so for too long.
         """
         now = time.monotonic()
-        if not self._waiting or any(lane.node for lane in self._lanes.values()):
+        if not self._waiting or any(lane.nodes for lane in self._lanes.values()):
             self._without_place_since, self._has_said = None, False
             return []
         since = self._without_place_since = self._without_place_since or now
@@ -357,7 +457,8 @@ class RayEngine:
             for node in self.place.nodes
         ]
         free = _words(ray.available_resources())
-        asked = _words(self.place.bundle)
+        each = f" on each of {self.place.span} nodes" if self.place.span > 1 else ""
+        asked = f"{_words(self.place.bundle)}{each}"
         return f"no node has room: {asked} asked, on {', '.join(there)}; free in all: {free}"
 
     def _look_at_head(self) -> None:
@@ -377,6 +478,12 @@ def lost_with(node: str | None, how: str = "") -> Measurement:
     """Return the measurement of a probe whose node, or what ran it there, has died."""
     reason = f"what ran it on {node} was lost{how}"
     return Measurement(outcome="interrupted", reason=reason, inferred=True, node=node)
+
+
+def _failed(ended: Ended) -> bool:
+    """True if a probe, or a launch, came to no good end."""
+    result = ended.result or {"exit_code": 1}
+    return bool(result.get("exit_code")) or result.get("outcome", "ok") != "ok"
 
 
 def _words(resources: Any) -> str:

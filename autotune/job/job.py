@@ -84,7 +84,7 @@ class Devices(Strict):
     request: `fixed: {distributed_type: DEEPSPEED, zero_stage: 2, offload_optimizer_device: cpu}`.
     """
     nodes: int = Field(default=1, ge=1, le=MOST_NODES)
-    """Number of machines with `count` devices each, for plans: several are planned, not probed."""
+    """Number of machines with `count` devices each: planned, or probed by `run --engine ray`."""
     index: int = Field(default=0, ge=0, lt=MOST_DEVICES)
     """Which GPU (of several the first), as `nvidia-smi` counts them; where CUDA_VISIBLE_DEVICES is
     set, which of those that it lists."""

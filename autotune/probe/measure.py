@@ -19,7 +19,13 @@ from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_both
 from autotune.probe.protocol import Measurement, ProbeRequest
-from autotune.probe.rank_replies import SILENT, clear_ranks, lagging_ranks, rank_folder
+from autotune.probe.rank_replies import (
+    SILENT,
+    clear_ranks,
+    folder_of_all,
+    lagging_ranks,
+    rank_folder,
+)
 from autotune.process.child_server import ChildServer
 from autotune.process.disk import full_disk, little_shared_memory
 from autotune.process.host_memory import HostMeter
@@ -28,9 +34,12 @@ from autotune.process.messages import ChildFolder, Message, read_json, write_jso
 from autotune.process.progress import ProgressReader
 from autotune.space.knobs import Candidate
 from autotune.space.trl_config import device_environment, settings, threads
+from autotune.training.spec import Part
 from autotune.units import format_bytes
 
 WORKER = "autotune.probe.ranks_worker:probe"
+MEET_S = 60.0
+"""Seconds without a sign of life, where machines may wait for each other's imports."""
 ENDED_S = 1.0
 """Seconds after which a process that has ended is on no driver's list. Chosen, not measured."""
 MAKE_ROOM = "make room; what was measured is kept, and a run that is resumed goes on"
@@ -55,7 +64,7 @@ def probe_request(
         deepspeed=chosen.deepspeed,
         memory_limit_bytes=limit,
         host_limit_bytes=host_limit(job.devices.host_memory, facts.device.kind, facts.host),
-        threads=threads(facts, chosen.processes),
+        threads=threads(facts, chosen.processes // job.devices.nodes),
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
@@ -100,7 +109,7 @@ def measure(
     if measurement.outcome in ("crash", "timeout") and request.config.get("dataloader_num_workers"):
         measurement = _with_shared_memory(measurement)
     if request.parsed_sharding.num_processes > 1 and measurement.outcome not in ("ok", "stopped"):
-        measurement = naming_the_rank(measurement, folder, request.parsed_sharding.num_processes)
+        measurement = naming_the_rank(measurement, folder, request)
     if measurement.outcome != "interrupted":
         measurement = _joined_measurement(request) or measurement
     return dataclasses.replace(
@@ -131,6 +140,7 @@ class ProbeTask(Message):
             `interrupted`: with its own time it might have ended well.
         timed: whether its speed counts: then it is `busy` where others took the cores.
         elsewhere: whether it was made on another machine, and takes as many devices of this one.
+        part: what is this machine's of it.
     """
 
     request: ProbeRequest
@@ -139,6 +149,7 @@ class ProbeTask(Message):
     timed: bool = True
     elsewhere: bool = False
     worker: str = field(default_factory=lambda: WORKER)
+    part: Part = Part()
 
 
 def probe_task(
@@ -174,17 +185,20 @@ def probe_task(
 def probed(
     server: ChildServer, folder: ChildFolder, plain: Any, watch: Watcher | None = None
 ) -> Measurement:
-    """Probe as a `ProbeTask`, as plain data, says; once more where another process ended it.
+    """Probe as a `ProbeTask`, as plain data, says; once more where another process ended it, unless
+    other machines have a part.
 
     Raises:
         MachineError: it crashed on a full disk, which says nothing of it.
     """
     task = ProbeTask.from_plain(plain)
-    if task.elsewhere:
-        task = dataclasses.replace(task, request=_with_devices_here(task.request))
+    request = dataclasses.replace(task.request, part=task.part)
+    request = _with_devices_here(request) if task.elsewhere else request
+    task = dataclasses.replace(task, request=request)
     most_s = math.inf if task.most_s is None else task.most_s
     measurement = _in_time(server, folder, task, most_s, watch)
-    if is_by_another(measurement) and most_s > measurement.seconds:
+    by_another = is_by_another(measurement) and task.part.nodes == 1
+    if by_another and most_s > measurement.seconds:
         again = _in_time(server, folder, task, most_s - measurement.seconds, watch)
         measurement = of_both(measurement, again)
     measurement = disturbed(measurement) if task.timed else measurement
@@ -249,6 +263,8 @@ def _in_time(
 ) -> Measurement:
     """Return a probe that has its own limit of time, or less where there is less."""
     limits = Limits(wall_s=max(min(task.own_s, most_s), 0.0))
+    if task.part.nodes > 1:
+        limits = dataclasses.replace(limits, stall_s=MEET_S)
     measurement = measure(server, folder, task.request, limits, watch, task.worker)
     hung = measurement.inferred
     if measurement.outcome == "timeout" and not hung and limits.wall_s < task.own_s:
@@ -292,13 +308,16 @@ def describe_processes(gpu: devices.DeviceFacts) -> str:
     return f"GPU {gpu.index} is in use by {processes}"
 
 
-def naming_the_rank(measurement: Measurement, folder: ChildFolder, count: int) -> Measurement:
+def naming_the_rank(
+    measurement: Measurement, folder: ChildFolder, request: ProbeRequest
+) -> Measurement:
     """Return a failure of several ranks with the rank that failed, where that is known."""
     rank, reason = measurement.failed_rank, measurement.reason
+    root, count = folder_of_all(folder.path, request.part), request.parsed_sharding.num_processes
     if rank is None and (silent := read_json(folder.path / SILENT)) is not None:
         rank = int(silent["rank"])
     if rank is None and measurement.outcome in ("timeout", "oom"):  # oom: where it hung
-        readers = [ProgressReader(rank_folder(folder.path, n).progress) for n in range(count)]
+        readers = [ProgressReader(rank_folder(root, n).progress) for n in range(count)]
         late_ranks = lagging_ranks([len(reader.new_events()) for reader in readers])
         if late_ranks:
             rank, names = late_ranks[0], " and ".join(map(str, late_ranks))

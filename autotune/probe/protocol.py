@@ -7,7 +7,7 @@ from typing import Any
 from autotune.plain_data import is_storable
 from autotune.process.messages import Message
 from autotune.space.vllm.memory import VllmShare
-from autotune.training.spec import TrainerSpec
+from autotune.training.spec import Part, TrainerSpec
 
 OUTCOMES = (
     "ok",
@@ -36,6 +36,7 @@ class ProbeRequest(TrainerSpec):
         vllm_asleep_bytes: what it will have while the training computes; None: the same.
         peers: NVML's numbers of the GPUs of the other ranks.
         host_limit_bytes: what all processes may take of the host's memory; None: any amount.
+        part: which of the ranks are on this machine; all, unless there are several.
     """
 
     environment: dict[str, str]
@@ -52,6 +53,13 @@ class ProbeRequest(TrainerSpec):
     vllm_asleep_bytes: int | None = None
     peers: list[int] = field(default_factory=list)
     host_limit_bytes: int | None = None
+    part: Part = Part()
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks that are on this machine."""
+        each = self.parsed_sharding.num_processes // self.part.nodes
+        return range(self.part.node * each, (self.part.node + 1) * each)
 
     @property
     def process_limit_bytes(self) -> int | None:

@@ -1,4 +1,5 @@
-"""The files of a probe's ranks, and one reply for all of them: the worst counts."""
+"""The files of a probe's ranks, and one reply for all of them, or for all machines: the worst
+counts."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -6,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.process.messages import ChildFolder
+from autotune.training.spec import Part
 
 SILENT = "silent_rank.json"
 """The file that names a rank which died without a reply; the probe's child then ends as it did."""
@@ -19,7 +21,12 @@ PEAKS = (
     "resident_bytes",
     "allocator_retries",
     "generation_parts",
+    "host_peak_bytes",
+    "host_loading_peak_bytes",
 )
+OF_MEMORY = ("oom", "host_oom")
+WITH_OTHERS = "another machine's part of it failed"
+"""The reason to stop a part of a call."""
 RANK_FIELDS = ("peak_memory_bytes", "allocated_peak_bytes", "tokens_per_s", "last_loss", "stages_s")
 
 Reply = Mapping[str, Any]
@@ -30,6 +37,11 @@ def rank_folder(path: Path, rank: int) -> ChildFolder:
     return ChildFolder(path=path / f"rank-{rank}")
 
 
+def folder_of_all(path: Path, part: Part) -> Path:
+    """Return the folder of a probe, of which a machine has `path` for its part."""
+    return path.parent if part.node else path
+
+
 def clear_ranks(path: Path) -> None:
     """Remove what an earlier probe in this folder left, so that it is not taken for this one's."""
     (path / SILENT).unlink(missing_ok=True)
@@ -37,9 +49,9 @@ def clear_ranks(path: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def merged_reply(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Return one reply for all ranks that ended well: times of the slowest, each peak of the
-    rank with most.
+def merged_reply(replies: Sequence[Reply], first: int = 0) -> dict[str, Any]:
+    """Return one reply for all ranks, from `first` on, that ended well: times of the slowest, each
+    peak of the rank with most. The replies may be those of machines, too.
 
     Tokens per second and per step are those of all ranks already, on every rank.
     """
@@ -47,13 +59,35 @@ def merged_reply(replies: Sequence[Reply]) -> dict[str, Any]:
     peaks = {name: _maximum(replies, name) for name in PEAKS}
     beyond_limit = [reply for reply in replies if reply["outcome"] != "ok"]
     ranks = [
-        {"rank": rank, **{name: reply.get(name) for name in RANK_FIELDS}}
-        for rank, reply in enumerate(replies)
+        one
+        for rank, reply in enumerate(replies, first)
+        for one in reply.get("ranks")
+        or [{"rank": rank, **{name: reply.get(name) for name in RANK_FIELDS}}]
     ]
     if not beyond_limit:
         return {**slowest, **peaks, "ranks": ranks}
     fullest = max(beyond_limit, key=lambda reply: reply.get("peak_memory_bytes") or 0)
-    return {**fullest, **peaks, "ranks": ranks, "failed_rank": replies.index(fullest)}
+    failed = fullest.get("failed_rank")
+    failed = first + replies.index(fullest) if failed is None else failed
+    return {**fullest, **peaks, "ranks": ranks, "failed_rank": failed}
+
+
+def of_machines(replies: Sequence[Reply], path: Path) -> dict[str, Any]:
+    """Return one measurement for all machines of the probe in `path`: of one that failed that
+    which the others followed, as `root_failure` has it for the ranks of a machine."""
+    if all(reply.get("ranks") for reply in replies):
+        nodes = ", ".join(reply["node"] for reply in replies)
+        return {**merged_reply(replies), "node": nodes}
+
+    def order(reply: Reply) -> tuple[bool, bool, bool, float]:
+        rank = reply.get("failed_rank")
+        file = rank_folder(path, 0 if rank is None else rank).reply
+        at = file.stat().st_mtime if file.exists() else 0.0
+        is_last = bool(reply.get("ranks")) or reply["reason"] == WITH_OTHERS
+        return is_last, reply["outcome"] not in OF_MEMORY, bool(reply.get("failure")), at
+
+    first: Reply = min(replies, key=order)
+    return dict(first)
 
 
 def _maximum(replies: Sequence[Reply], name: str) -> int | None:

@@ -8,7 +8,8 @@ it in a collective would wait for ever. Each rank has a folder of its own (`rank
 reply; the first one's progress is the probe's.
 
 The rendezvous listens on a socket that was bound before any rank was made, on a port that the
-kernel chose, and that the first rank inherits: no other process can take it in between.
+kernel chose, and that the first rank inherits: no other process can take it in between. Where the
+ranks are on several machines, such a child is on each; the first one's tells the port.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,22 @@ from typing import Any
 from autotune.probe import worker
 from autotune.probe.extensions import keep_extensions_in_run
 from autotune.probe.protocol import ProbeRequest
-from autotune.probe.rank_replies import SILENT, merged_reply, rank_folder
+from autotune.probe.rank_replies import (
+    OF_MEMORY,
+    SILENT,
+    folder_of_all,
+    merged_reply,
+    rank_folder,
+)
 from autotune.process.descendants import die_with_parent
 from autotune.process.messages import ChildFolder, read_json, write_json
-from autotune.training.spec import Place
+from autotune.process.progress import Progress
+from autotune.training.spec import MEETS, Place
 
-HOST = "127.0.0.1"
 SETTLE_S = 0.3
 """Time for the ranks that break with the first one, before the others are killed."""
+Folders = Mapping[int, ChildFolder]
+"""The files of each rank that is here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +57,22 @@ def probe(path: Path) -> None:
     """Measure the candidate of `path/request.json`, in as many processes as it asks for."""
     folder = ChildFolder(path=path)
     request = ProbeRequest.from_plain(read_json(folder.request))
-    count = request.parsed_sharding.num_processes
     if not request.parsed_sharding.in_group:
         worker.probe(folder, request)
         return
     keep_extensions_in_run(request)
-    if count == 1:
-        listener = socket.create_server((HOST, 0))
-        place = _place(0, 1, listener)
+    listener = None if request.part.node else socket.create_server((request.part.host, 0))
+    if listener and request.parsed_sharding.num_processes == 1:
+        place = _place(0, request, listener)
         listener.detach()  # it is the rendezvous's from here on
         worker.probe(folder, request, place)
         return
-    folders = [rank_folder(path, rank) for rank in range(count)]
-    failure = _first_failure(_start(folder, folders, request), folders)
+    root = folder_of_all(path, request.part)
+    folders = {rank: rank_folder(root, rank) for rank in request.local_ranks}
+    failure = _first_failure(_start(folder, folders, request, listener), folders)
     if failure is None:
-        write_json(folder.reply, merged_reply([read_json(files.reply) or {} for files in folders]))
+        replies = [read_json(files.reply) or {} for files in folders.values()]
+        write_json(folder.reply, merged_reply(replies, request.local_ranks[0]))
     elif failure.reply is not None:
         write_json(folder.reply, {**failure.reply, "failed_rank": failure.rank})
     else:
@@ -70,34 +81,39 @@ def probe(path: Path) -> None:
 
 
 def _start(
-    folder: ChildFolder, folders: list[ChildFolder], request: ProbeRequest
+    folder: ChildFolder, folders: Folders, request: ProbeRequest, listener: socket.socket | None
 ) -> dict[int, int]:
     """Fork the ranks; return the rank of each pid."""
     supervisor = os.getpid()
     ranks = {}
-    with socket.create_server((HOST, 0)) as listener:
-        for rank, rank_files in enumerate(folders):
-            rank_files.path.mkdir(parents=True, exist_ok=True)
-            place = _place(rank, len(folders), listener)
-            if rank == 0:
-                rank_files.progress.symlink_to(Path("..") / folder.progress.name)
-            pid = os.fork()
-            if pid == 0:
-                if rank:
-                    listener.close()
-                _become_rank(supervisor, rank_files, request, place)
-            ranks[pid] = rank
+    if listener and request.part.nodes > 1:
+        Progress(folder.progress).tell(MEETS, port=listener.getsockname()[1])
+    for rank, rank_files in folders.items():
+        rank_files.path.mkdir(parents=True, exist_ok=True)
+        place = _place(rank, request, listener)
+        if not place.local_rank:
+            rank_files.progress.symlink_to(os.path.relpath(folder.progress, rank_files.path))
+        pid = os.fork()
+        if pid == 0:
+            if listener and rank:
+                listener.close()
+            _become_rank(supervisor, rank_files, request, place)
+        ranks[pid] = rank
+    if listener:
+        listener.close()
     return ranks
 
 
-def _place(rank: int, count: int, listener: socket.socket) -> Place:
-    """Return the place of rank `rank` of `count` that meet where `listener` is bound."""
+def _place(rank: int, request: ProbeRequest, listener: socket.socket | None) -> Place:
+    """Return the place of rank `rank`; the first machine's `listener` is bound where all meet."""
     return Place(
         rank=rank,
-        count=count,
-        host=HOST,
-        port=listener.getsockname()[1],
-        listener=listener.fileno() if rank == 0 else None,
+        count=request.parsed_sharding.num_processes,
+        local_rank=rank - request.local_ranks[0],
+        local_count=len(request.local_ranks),
+        host=request.part.host,
+        port=listener.getsockname()[1] if listener else request.part.port,
+        listener=listener.fileno() if listener and rank == 0 else None,
     )
 
 
@@ -111,7 +127,7 @@ def _become_rank(supervisor: int, folder: ChildFolder, request: ProbeRequest, pl
         os._exit(0)
 
 
-def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnding | None:
+def _first_failure(ranks: dict[int, int], folders: Folders) -> RankEnding | None:
     """Wait for all ranks; with the first failure end the others, and return it."""
     running = dict(ranks)
     while running:
@@ -133,11 +149,10 @@ def _first_failure(ranks: dict[int, int], folders: list[ChildFolder]) -> RankEnd
     return None
 
 
-def root_failure(endings: list[RankEnding], folders: list[ChildFolder]) -> RankEnding:
+def root_failure(endings: list[RankEnding], folders: Folders) -> RankEnding:
     """Return the failure that the others followed: memory that ran out, whatever the others died
     of; else a death without a reply; else the earliest reply."""
-    memory = ("oom", "host_oom")
-    full = [ending for ending in endings if (ending.reply or {}).get("outcome") in memory]
+    full = [ending for ending in endings if (ending.reply or {}).get("outcome") in OF_MEMORY]
     silent = [ending for ending in endings if ending.reply is None]
     if silent and not full:
         return silent[0]
@@ -145,7 +160,7 @@ def root_failure(endings: list[RankEnding], folders: list[ChildFolder]) -> RankE
     return min(endings, key=lambda ending: folders[ending.rank].reply.stat().st_mtime_ns)
 
 
-def _ending(rank: int, status: int, folders: list[ChildFolder]) -> RankEnding:
+def _ending(rank: int, status: int, folders: Folders) -> RankEnding:
     reply = read_json(folders[rank].reply)
     return RankEnding(
         rank=rank,

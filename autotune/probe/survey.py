@@ -112,8 +112,9 @@ def refuse_untried(job: Job) -> None:
         raise user_error(
             f"probes run on one machine; devices.nodes is {job.devices.nodes}",
             where="devices.nodes",
-            hint="plan it (`autotune plan --device h100 --devices 8 --nodes 2`); a bundle that was "
-            "tuned on one machine can be launched over several (`launch_nodes.sh`)",
+            hint="`autotune run --engine ray` probes on several; or plan it (`autotune plan "
+            "--device h100 --devices 8 --nodes 2`); a bundle that was tuned on one machine can be "
+            "launched over several (`launch_nodes.sh`)",
         )
 
 

@@ -64,7 +64,7 @@ def probe(folder: ChildFolder, request: ProbeRequest, place: Place | None = None
 
 def _memory(request: ProbeRequest, place: Place | None) -> CpuMemory | CudaMemory:
     if request.device_kind == "cuda":
-        rank = place.rank if place else 0
+        rank = place.local_rank if place else 0
         if place:  # the allocator's limit is set on the current device
             import torch
 

@@ -81,6 +81,9 @@ class LaunchReport:
     """Memory of the fullest process, without pages of files."""
     stop_reason: str | None = None
     """The reason for which its watcher ended it; None: it did not."""
+    node: str | None = None
+    """The machine that it ran on, where the run had several to choose from; of those that ran parts
+    of it the one that failed."""
 
     @property
     def foreign_signal(self) -> int | None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.bundle.launch_script import NODES_SCRIPT
 from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
+from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.probe.extensions import compiled_folder
 from autotune.process.launch import launch
@@ -178,7 +180,7 @@ class BundleLaunch:
         flags = _flags(self.run.verification / "data", output, steps, self.launched, fewer)
         heard = LaunchStages(self.stages, self.rehearsal)
         report = self.launch(
-            ["bash", str(self.run.launch), *flags],
+            ["bash", str(self.run.bundle / script_of(self.launched.job)), *flags],
             log=self.log,
             environment={
                 "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -204,6 +206,11 @@ class BundleLaunch:
         for folder in (output, self.run.verification / "cache"):
             shutil.rmtree(folder, ignore_errors=True)
         return report, state
+
+
+def script_of(job: Job) -> str:
+    """Return the name of the script that is launched, on each machine of the job."""
+    return "launch.sh" if job.devices.nodes == 1 else NODES_SCRIPT
 
 
 def _flags(

@@ -188,7 +188,8 @@ def facts_of(
         UserError: the job cannot be.
         MachineError: the machine or its packages cannot do it.
     """
-    refuse_untried(job)
+    if machine is None:
+        refuse_untried(job)
     progress.surveying(job)
     if server.fresh:
         progress.starting_anew(server.fresh)

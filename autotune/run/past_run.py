@@ -1,29 +1,33 @@
 """Look at a run that was made before: its record, its recommendation, its bundle."""
 
+import contextlib
 import dataclasses
-import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.engine.call import Call, Engine, result_of
+from autotune.engine.launching import launcher_of
+from autotune.engine.opening import engine_of
 from autotune.errors import UserError, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.job.text_file import readable_text
 from autotune.plain_data import NONSENSE
-from autotune.probe.measure import measure_candidate
+from autotune.probe.measure import probe_task
 from autotune.probe.survey import allowed_memory
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
-from autotune.process.messages import MOST_BYTES, ChildFolder
+from autotune.process.messages import MOST_BYTES
 from autotune.process.run_folder import RunFolder
-from autotune.run.bundle_launch import Heard
+from autotune.run.bundle_launch import Heard, script_of
 from autotune.run.deadline import Deadline
 from autotune.run.expectations import Expectations, compared
 from autotune.run.job_session import render
 from autotune.run.loop import reasons_against
+from autotune.run.opening import started
 from autotune.run.recipe_values import UnprobedValue, unprobed_values
 from autotune.run.stored import (
     RESUME,
@@ -133,7 +137,7 @@ class PastRun:
     def changed_files(self, recommendation: Recommendation) -> list[str]:
         """Return the files that a launch reads or runs, and that are not as the run emits them."""
         files, method = self.files(recommendation, None), METHODS[self.job.method]
-        launched = (method.config_file, "accelerate.yaml", "launch.sh", DEEPSPEED_FILE)
+        launched = (method.config_file, "accelerate.yaml", script_of(self.job), DEEPSPEED_FILE)
         return [
             name
             for name in (*launched, method.own_script)
@@ -214,6 +218,19 @@ def _without_study(run: RunFolder, fault: str) -> UserError:
     )
 
 
+@contextlib.contextmanager
+def _opened(past: PastRun, waits: Callable[[str], None]) -> Iterator[tuple[ChildServer, Engine]]:
+    """Open a run's server, and the engine that it was started with."""
+    name, options = started(past.run)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(past.run.locked())
+        if options.engine.name == "local":
+            stack.enter_context(devices_locked(past.job.devices, past.run.path, waits))
+        server = stack.enter_context(ChildServer(past.run.log))
+        opened = engine_of(options.engine, past.job, past.run, f"{name}-verify", server)
+        yield server, stack.enter_context(opened)
+
+
 def verify_again(
     past: PastRun, heard: Heard, waits: Callable[[str], None], soak_s: float = 0.0
 ) -> Verification:
@@ -239,30 +256,37 @@ def verify_again(
             "fields of the training into `training:` of the job",
         )
     facts = past.facts
-    if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-        device = devices.detect("cuda", past.job.devices.index, past.job.devices.count)
-        facts = dataclasses.replace(facts, device=device)
-    with (
-        past.run.locked(),
-        devices_locked(past.job.devices, past.run.path, waits),
-        ChildServer(past.run.log) as server,
-    ):
+    with _opened(past, waits) as (server, engine):
+        if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
+            asked, there = past.job.devices, engine.machine
+            device = there.device if there else devices.detect("cuda", asked.index, asked.count)
+            facts = dataclasses.replace(facts, device=device)
         # Whole, so that nothing else lies beside the script that is run.
         kept = past.kept_verification(recommendation)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, kept))
-        again = functools.partial(
-            measure_candidate,
-            server,
-            ChildFolder(path=past.run.what_if / "again"),
+        chosen = recommendation.chosen
+        task = probe_task(
             past.job,
             facts,
-            recommendation.chosen.candidate,
+            chosen.candidate,
             rows=past.run.rows,
             output_dir=past.run.output,
             limit=memory_limit_of(past.job, facts),
+            elsewhere=engine.is_remote,
         )
-        chosen, deadline = recommendation.chosen, Deadline()
-        outcome = verify(past.run, past.job, facts, chosen, server, again, deadline, heard, soak_s)
-        outcome = outcome.among_noise(recommendation.noise)
+        folder = str(past.run.what_if / "again")
+        again = Call(key="again", folder=folder, request=task.plain(), alone=True)
+        outcome = verify(
+            past.run,
+            past.job,
+            facts,
+            chosen,
+            server,
+            lambda: result_of(engine, again).measurement(),
+            Deadline(),
+            heard,
+            soak_s,
+            launcher=launcher_of(engine),
+        ).among_noise(recommendation.noise)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

@@ -195,7 +195,12 @@ def judge(
     without_vllm = bool(launched.config.get("use_vllm")) and not vllm_runs(launched)
     promised = _launched_peak(chosen) if without_vllm else chosen.peak_memory_bytes
     hard = [
-        *launch_problems(report, evaluated or not evaluates, state is not None, speed),
+        *(
+            f"on {report.node}: {problem}" if report.node else problem
+            for problem in launch_problems(
+                report, evaluated or not evaluates, state is not None, speed
+            )
+        ),
         *_memory_problems(peak, promised, memory_limit_of(job, facts), chosen, without_vllm),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE
@@ -300,7 +305,8 @@ def _speed_problems(speeds: str, slow: bool, fast: bool, waited: float | None) -
 def share_waited(report: LaunchReport, timed: TimedSteps, launched: Settings) -> float | None:
     """Return the part of timed steps in which the threads that compute waited for a core; None: not
     known."""
-    ranks, each = launched.processes, threads(launched.facts, launched.processes)
+    ranks = launched.processes // launched.job.devices.nodes
+    each = threads(launched.facts, ranks)
     workers = launched.config.get("dataloader_num_workers") or 0
     if is_crowded(each, ranks, workers, launched.facts.device.cores):
         return None

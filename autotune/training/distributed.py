@@ -41,9 +41,9 @@ def join(place: Place, sharding: Sharding, *, cuda: bool) -> None:
     """Make this process a rank: variables, process group, accelerate's state."""
     os.environ.update(
         RANK=str(place.rank),
-        LOCAL_RANK=str(place.rank),
+        LOCAL_RANK=str(place.local_rank),
         WORLD_SIZE=str(place.count),
-        LOCAL_WORLD_SIZE=str(place.count),
+        LOCAL_WORLD_SIZE=str(place.local_count),
         MASTER_ADDR=place.host,
         MASTER_PORT=str(place.port),
         **engine_environment(sharding),

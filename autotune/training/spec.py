@@ -53,16 +53,38 @@ class TrainerSpec(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part(Message):
+    """The part of a training that one of several machines has.
+
+    Attributes:
+        node: the number of the machine.
+        host: the address of the first.
+        port: where all ranks meet on it; 0: it chooses one, and an event `MEETS` names it.
+    """
+
+    node: int = 0
+    nodes: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+MEETS = "meets"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """The place of a process among the ranks of a probe.
 
     Attributes:
+        local_rank, local_count: among those on its machine.
         host, port: of the rendezvous of all ranks.
         listener: descriptor of the bound socket on which the first rank waits for the others.
     """
 
     rank: int
     count: int
+    local_rank: int
+    local_count: int
     host: str
     port: int
     listener: int | None

@@ -150,9 +150,14 @@ def joined(cluster: Nodes) -> Iterator[None]:
 
 
 def lanes(
-    cluster: Nodes, folder: Path, at_once: int, on: Sequence[int] = (1,), **options: Any
+    cluster: Nodes,
+    folder: Path,
+    at_once: int,
+    on: Sequence[int] = (1,),
+    span: int = 1,
+    **options: Any,
 ) -> Any:
-    """An engine on some nodes, whose lanes import nothing of the stack."""
+    """An engine on some nodes, whose lanes import nothing of the stack unless that is asked for."""
     from autotune.engine.cluster import nodes_of, of_one_kind
     from autotune.engine.ray_engine import Place, RayEngine
 
@@ -160,13 +165,13 @@ def lanes(
     addresses = {f"node:127.0.0.{number + 1}" for number in on}
     there = of_one_kind(nodes_of(make_job(), folder))
     there = [node for node in there if addresses & node.resources.keys()]
-    place = Place(nodes=there, kind="cpu", count=1, address=cluster.address)
-    named = {"run": f"test-{secrets.token_hex(3)}", **options}
-    return RayEngine(folder=folder, place=place, at_once=at_once, preload=(), **named)
+    place = Place(nodes=there, kind="cpu", count=1, address=cluster.address, span=span)
+    named = {"run": f"test-{secrets.token_hex(3)}", "preload": (), **options}
+    return RayEngine(folder=folder, place=place, at_once=at_once, **named)
 
 
-def a_probe(folder: Path, key: str) -> Call:
+def a_probe(folder: Path, key: str, worker: str = "stubs:waits_once") -> Call:
     """A probe of a stub that waits to be told to go on."""
     request = dataclasses.replace(make_probe_request(), device_kind="cpu")
-    task = ProbeTask(request=request, own_s=60.0, worker="stubs:waits_once", timed=False)
+    task = ProbeTask(request=request, own_s=60.0, worker=worker, timed=False)
     return Call(key=key, folder=str(folder / key), request=task.plain())

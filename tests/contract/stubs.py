@@ -360,14 +360,34 @@ def tells_its_process(folder: Path) -> None:
     (folder / "reply.json").write_text(json.dumps(fields), encoding="utf-8")
 
 
-def waits_once(folder: Path) -> None:
+def meets_others(folder: Path) -> None:
+    """A part of two machines: the first says where they meet, and fails with the other."""
+    part = json.loads((folder / "request.json").read_text(encoding="utf-8"))["part"]
+    assert part["port"] == (7 if part["node"] else 0)
+    if part["node"] == 0:
+        progress(folder, b'{"event": "meets", "port": 7}\n')
+        wait_for_pids(folder / "node-1", 1)
+        threading.Thread(target=fails_with, args=(folder / "node-1",), daemon=True).start()
+    waits_once(folder, ranks=[{"rank": part["node"]}])
+
+
+def fails_with(other: Path) -> None:
+    """Fails as a rank does whose peer has gone."""
+    while Path("/proc", (other / "pids").read_text(encoding="ascii").split()[0]).exists():
+        time.sleep(0.02)
+    if not (other / "reply.json").exists():
+        os._exit(1)
+
+
+def waits_once(folder: Path, **reported: Any) -> None:
     """Replies when it is told to, or at once where it is made once more, unless that may never."""
     note_pid(folder)
     progress(folder, b'{"event": "tick", "number": 0}\n')
-    again, never = folder.name.endswith("-again"), (folder.parent / "never").exists()
+    again = "-again" in f"{folder.parent.name}{folder.name}"
+    never = (folder.parent / "never").exists()
     while not (folder / "go").exists() and not (again and not never):
         time.sleep(0.02)
         sum(range(5000))  # else it would be a hang
     progress(folder, b'{"event": "tick", "number": 1}\n')
     reply = {"outcome": "ok", "reason": "fine", "tokens_per_s": 12.0, "peak_memory_bytes": 9}
-    (folder / "reply.json").write_text(json.dumps(reply), encoding="utf-8")
+    (folder / "reply.json").write_text(json.dumps({**reply, **reported}), encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from autotune.engine.call import Call
 from autotune.engine.cluster import Node, of_one_kind, versions_here
 from autotune.engine.opening import EngineOptions, engine_of
-from autotune.engine.ray_engine import LaneHandle, Place, RayEngine
+from autotune.engine.ray_engine import LaneHandle, Member, Place, RayEngine
 from autotune.errors import MachineError, UserError
 from autotune.facts.host import HostFacts
 from autotune.probe.measure import shares_its_host
@@ -60,8 +60,11 @@ def test_a_lane_asks_for_its_devices_and_its_part_of_the_cores(nodes, kind, coun
 def test_who_depends_on_what_a_node_shares_is_alone_there():
     engine = RayEngine.__new__(RayEngine)
     alone, other = (Call(key=k, folder="f", request={}, alone=k == "alone") for k in ("alone", "b"))
-    first = LaneHandle("l-0", None, None, node="a", call=other)
-    second, third = LaneHandle("l-1", None, None, node="a"), LaneHandle("l-2", None, None, node="b")
+    first, second, third = (
+        LaneHandle(f"l-{n}", None, [Member(None, name) for name in names])
+        for n, names in enumerate(("ac", "a", "b"))
+    )
+    first.call = other
     engine._lanes = {lane.name: lane for lane in (first, second, third)}
     assert engine._is_undisturbed(second, other) and not engine._is_undisturbed(second, alone)
     assert engine._is_undisturbed(third, alone)
