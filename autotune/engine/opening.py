@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.engine.call import Engine
 from autotune.engine.local import LocalEngine
@@ -115,16 +116,9 @@ def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
     except ImportError:
         hint = "pip install 'autotune-finetune[ray]'"
         raise user_error("Ray is not installed", where="--engine ray", hint=hint) from None
-    from autotune.engine.cluster import join, nodes_of, of_one_kind
-    from autotune.engine.ray_engine import Place, RayEngine
+    from autotune.engine.cluster import join
 
-    address = join(options.address, insecure=options.insecure, log=run.log)
-    with contextlib.ExitStack() as stack:
-        stack.callback(ray.shutdown)
-        nodes = of_one_kind(nodes_of(job, run.path))
-        count, span = 1 + len(nodes[0].device.peers), job.devices.nodes
-        kind = nodes[0].device.kind
-        place = Place(nodes=nodes, kind=kind, count=count, address=address, span=span)
-        engine = RayEngine(study, run.path, place, options.at_once or 2)
-        stack.callback(engine.close)
-        yield engine
+    try:
+        yield join(options.address, insecure=options.insecure, log=log)
+    finally:
+        ray.shutdown()
