@@ -84,6 +84,8 @@ BENCHMARKS = {
     "--results {out}/rows.jsonl",
     "rollout_exactness": "python benchmarks/rollout_exactness/run.py grpo --only 'model=qwen3 "
     "beta=0.04 lora=False checkpointing=False bf16=False' --results {out}/rows.jsonl",
+    "scale": "python -m benchmarks.scale.run --only 'lanes: 8 GPUs, usual, 2 at once' "
+    "--results {out}/rows.jsonl",
     "search/record": "scripts/gpu.sh grid {out} --minutes 0 --set devices.kind=cpu "
     "--set global_batch_size=1",
     "search/replay": "python benchmarks/search/replay.py --only autotune --seeds 1 "

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.engine.call import Engine
 from autotune.engine.local import LocalEngine
@@ -13,9 +12,6 @@ from autotune.errors import machine_error, user_error
 from autotune.job.job import Job
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from autotune.engine.ray_engine import RayEngine
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -38,7 +34,8 @@ class EngineOptions:
     Attributes:
         name: `local` or `ray`.
         address: of a cluster's head, HOST:PORT; None: a Ray of this run's own.
-        at_once: None: two on Ray, one here.
+        at_once: None: two on Ray, one where each is over several machines, and here
+            (benchmarks/scale).
         insecure: whether a cluster may answer without a token.
     """
 
@@ -95,7 +92,15 @@ def engine_of(
         yield LocalEngine(server, options.at_once or 1)
         return
     with _joined(options, run.log) as address:
-        engine = _on_ray(options, job, run, study, address)
+        from autotune.engine.cluster import nodes_of, of_one_kind
+        from autotune.engine.ray_engine import Place, RayEngine
+
+        nodes = of_one_kind(nodes_of(job, run.path))
+        device, span = nodes[0].device, job.devices.nodes
+        count = 1 + len(device.peers)
+        place = Place(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
+        at_once = options.at_once or (2 if span == 1 else 1)
+        engine = RayEngine(study, run.path, place, at_once)
         try:
             yield engine
         finally:
@@ -117,16 +122,3 @@ def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
         yield join(options.address, insecure=options.insecure, log=log)
     finally:
         ray.shutdown()
-
-
-def _on_ray(
-    options: EngineOptions, job: Job, run: RunFolder, study: str, address: str
-) -> "RayEngine":
-    from autotune.engine.cluster import nodes_of, of_one_kind
-    from autotune.engine.ray_engine import Place, RayEngine
-
-    nodes = of_one_kind(nodes_of(job, run.path))
-    device = nodes[0].device
-    count, span = 1 + len(device.peers), job.devices.nodes
-    place = Place(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
-    return RayEngine(study, run.path, place, options.at_once or 2)

@@ -83,8 +83,8 @@ class LaneHandle:
     @property
     def nodes(self) -> set[str]:
         """The nodes that it is on; none until it is on all of them."""
-        found = {member.node for member in self.members if member.node}
-        return found if all(member.node for member in self.members) else set()
+        found = {member.node or "" for member in self.members}
+        return set() if "" in found else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,8 @@ class Place:
         if self.kind == "cpu":
             return {"CPU": min(cores)}
         gpus = [node.resources["GPU"] for node in self.nodes]
-        shares = [self.count * c // g for c, g in zip(cores, gpus, strict=True)]
-        return {"GPU": float(self.count), **({"CPU": min(shares)} if min(shares) else {})}
+        share = min(self.count * c // g for c, g in zip(cores, gpus, strict=True))
+        return {"GPU": float(self.count)} | ({"CPU": share} if share else {})
 
 
 @dataclass
@@ -404,15 +404,14 @@ class RayEngine:
 
     def _again(self, call: Call, found: Measurement) -> Sequence[Heard]:
         """Make a call once more that another process ended; return its end where that was so."""
-        if call.key in self._first:
-            ended = self._with_first(call, Ended(result=found.plain()))
-            if call.task != PROBE:
-                what = f"{found.reason}, twice"
-                ended = Ended(problems=(Problem(where="--engine ray", what=what),))
-            return [(call.key, ended)]
-        self._first[call.key] = found
-        self._waiting.append(dataclasses.replace(call, folder=call.folder + AGAIN))
-        return []
+        if call.key not in self._first:
+            self._first[call.key] = found
+            self._waiting.append(dataclasses.replace(call, folder=call.folder + AGAIN))
+            return []
+        ended = self._with_first(call, Ended(result=found.plain()))
+        if call.task != PROBE:
+            ended = Ended(problems=(Problem(where="--engine ray", what=f"{found.reason}, twice"),))
+        return [(call.key, ended)]
 
     def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[Heard]:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
@@ -435,14 +434,15 @@ class RayEngine:
         """Return, once, that no node has room for a lane while calls wait.
 
         Raises:
-            MachineError: no node has been there for too long.
+            MachineError: there have been too few nodes for too long.
         """
         now = time.monotonic()
         if not self._waiting or any(lane.nodes for lane in self._lanes.values()):
             self._without_place_since, self._has_said = None, False
             return []
         since = self._without_place_since = self._without_place_since or now
-        if now - since > self.place_s and not self._living():  # else other runs have them
+        # Where there are nodes enough, other runs have them, and give them back.
+        if now - since > self.place_s and len(self._living()) < self.place.span:
             raise machine_error(self._asked_and_there(), where="--engine ray")
         if now - since < SAYS_S or self._has_said:
             return []

@@ -258,9 +258,10 @@ def verify_again(
     facts = past.facts
     with _opened(past, waits) as (server, engine):
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-            where = past.job.devices.index, past.job.devices.count
-            machine = engine.machine
-            device = machine.device if machine else devices.detect("cuda", *where)
+            where, machine = past.job.devices, engine.machine
+            device = (machine and machine.device) or devices.detect(
+                "cuda", where.index, where.count
+            )
             facts = dataclasses.replace(facts, device=device)
         # Whole, so that nothing else lies beside the script that is run.
         kept = past.kept_verification(recommendation)
@@ -288,7 +289,6 @@ def verify_again(
             heard,
             soak_s,
             launcher=launcher_of(engine),
-        )
-        outcome = outcome.among_noise(recommendation.noise)
+        ).among_noise(recommendation.noise)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome

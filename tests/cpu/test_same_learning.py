@@ -131,7 +131,8 @@ def test_a_speed_knob_leaves_the_step_as_it_is(steps: Steps, method: str, name: 
     reference = steps.reference(method)
     largest = max(reference["gradients"])
     assert largest > 0 and any(moved > 0 for moved in reference["moved"])
-    assert found["loss"] == pytest.approx(reference["loss"], rel=1e-5, abs=1e-6)
+    # Advantages of a group add up to nothing, and so nearly does the loss of RLOO.
+    assert found["loss"] == pytest.approx(reference["loss"], rel=1e-5, abs=1e-5)
     assert found["gradients"] == pytest.approx(reference["gradients"], rel=2e-3, abs=1e-4 * largest)
     if name in ("foreach", "cache emptied"):  # AdamW makes whole steps of what is rounded to noise
         assert found["moved"] == pytest.approx(reference["moved"], rel=2e-3)

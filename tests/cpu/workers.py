@@ -36,6 +36,9 @@ def one_step(path: Path) -> None:
         dataset = as_dataset([[_told_apart(rows[n]) for n in range(request.global_batch)]])
     torch.manual_seed(0)
     trainer = trains.trainer(request, training, model, dataset)
+    if METHODS[request.method].reference and trainer.ref_model is not None:
+        # Both are of one checkpoint.
+        trainer.ref_model.load_state_dict(trainer.model.state_dict())
     if hasattr(trainer, "reward_funcs"):  # completions of one length would be rewarded alike
         trainer.reward_funcs[:] = [_by_tokens]
     gradients: list[float] = []

@@ -10,9 +10,11 @@ from autotune.errors import UserError
 from autotune.probe.protocol import Measurement
 from autotune.probe.rank_replies import (
     SILENT,
+    WITH_OTHERS,
     clear_ranks,
     lagging_ranks,
     merged_reply,
+    of_machines,
     rank_folder,
 )
 from autotune.probe.ranks_worker import RankEnding, root_failure
@@ -52,6 +54,33 @@ def test_a_rank_above_its_limit_makes_all_of_it_too_much():
         1,
         9,
     )
+
+
+def test_machines_are_numbered_on_and_the_failure_that_others_followed_is_theirs(tmp_path):
+    def machine(first, node, **fields):
+        return merged_reply([reply(), reply(**fields)], first) | {"node": node}
+
+    both = [machine(0, "a", tokens_per_s=9.0), machine(2, "b", peak_memory_bytes=7)]
+    found = of_machines(both, tmp_path)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
+    assert (found["node"], found["peak_memory_bytes"]) == ("a, b", 7)
+    above = machine(2, "b", outcome="oom", peak_memory_bytes=9)
+    assert of_machines([both[0], above], tmp_path)["failed_rank"] == 3
+
+    for rank, at in ((0, 20), (3, 10)):
+        file = rank_folder(tmp_path, rank).reply
+        file.parent.mkdir()
+        file.touch()
+        os.utime(file, (at, at))
+    crashed = reply(outcome="crash", failure={"type": "E"}, node="a", failed_rank=0)
+    stopped = reply(outcome="stopped", reason=WITH_OTHERS, node="b")
+    earlier = {**crashed, "node": "b", "failed_rank": 3}
+    silent = reply(outcome="crash", reason="ended by SIGSEGV", node="b")
+    full = reply(outcome="oom", failure={"type": "O"}, node="b", failed_rank=3)
+    for other in (earlier, silent, full):
+        assert of_machines([crashed, other], tmp_path) == other
+    for other in (stopped, both[1]):
+        assert of_machines([crashed, other], tmp_path) == crashed
 
 
 @pytest.mark.parametrize(
