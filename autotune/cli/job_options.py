@@ -96,8 +96,8 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--at-once",
             type=click.IntRange(1, 64),
-            help="Probes of a run at once. Default: 2 on Ray, where each has devices of its own, on "
-            "one node; else 1, as for a worker's runs.",
+            help="Probes of a run at once. Default: 2 on Ray, where each has devices of its own, "
+            "on one node; else 1, as for a worker's runs.",
         ),
         click.option(
             "--address",

@@ -54,9 +54,8 @@ def command(
     """Do the plans and runs of a service, on this machine's devices or on a Ray cluster's.
 
     Several workers share a service: one for each machine, or for each part of its GPUs
-    (CUDA_VISIBLE_DEVICES). A run at a time; of a cluster, as many as it has devices for when the
-    worker starts, --at-once of each run (1 unless said). SIGTERM ends it cleanly: what it did
-    returns to the queue.
+    (CUDA_VISIBLE_DEVICES). It does a run at a time; on a cluster as many as that has devices for
+    when the worker starts. SIGTERM ends it cleanly: what it did returns to the queue.
     """
     from autotune.cli.views.log import log_to_stderr
     from autotune.engine.opening import EngineOptions

@@ -86,7 +86,8 @@ def test_runs_are_at_work_at_once_and_return_to_the_queue_with_their_worker(
         worker.end(signal.SIGKILL)
         worker.start()
         for run in (two, third):
-            until(lambda id=run["id"]: client.get("run", id)["attempt"] == 2, "another attempt")
+            second = tmp_path / "works" / run["id"] / "attempt-2" / "events.jsonl"
+            until(second.exists, "another attempt")
         worker.end(signal.SIGTERM)
         states = [client.get("run", run["id"])["state"] for run in (two, third)]
         assert states == ["queued", "queued"]

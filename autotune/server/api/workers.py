@@ -34,7 +34,7 @@ class Wanted(Value):
     worker: WorkerInfo
     kinds: list[Kind]
     works: list[Id] = Field(default=[], max_length=MOST_WORKS)
-    """The works that it does. Others that it was given return to the queue at once."""
+    """The works that it does. Others that it was given return to the queue after some seconds."""
 
 
 class Doing(Value):

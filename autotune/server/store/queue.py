@@ -30,6 +30,9 @@ from autotune.server.store.values import (
 from autotune.server.store.works import suits
 
 LEASE_S = ALIVE_S
+SILENT_S = 5.0
+"""A lease that its worker, which is there, has not kept for so long and does not name is nobody's:
+the worker was started anew, or the answer to it was lost. Requests may come out of order."""
 DEATHS = 3
 """A work is not tried again after so many deaths of its workers."""
 _OF_WORKER = (WorkerRow.__table__.columns[name] for name in WorkerInfo.model_fields)
@@ -46,11 +49,12 @@ class Queue:
 
     def register(self, worker: WorkerInfo, works: Sequence[str]) -> None:
         """Remember a worker, and the works that it does. What was leased to its name besides is
-        known to be dead, as after a new start, and returns to the queue at the next `expire`."""
-        own = WorkRow.worker == worker.name
+        known to be dead after `SILENT_S`, and returns to the queue at the next `expire`."""
+        now = time.time()
+        own = (WorkRow.worker == worker.name) & (WorkRow.lease_until < now + LEASE_S - SILENT_S)
         lost = update(WorkRow).where(own, WorkRow.state == "running", WorkRow.id.not_in(works))
         with self._database.writing() as session:
-            session.merge(WorkerRow(**worker.model_dump(), seen=time.time()))
+            session.merge(WorkerRow(**worker.model_dump(), seen=now))
             session.execute(lost.values(lease_until=0.0))
 
     def workers(self) -> list[WorkerInfo]:

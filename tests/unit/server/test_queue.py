@@ -126,8 +126,8 @@ def test_a_list_of_works_does_not_read_what_they_came_to(database: Database) -> 
     assert not any(f"service_work.{name}," in asked[0] for name in ("job", "result", "text"))
 
 
-def test_what_a_worker_that_was_started_anew_does_not_do_returns_at_once(
-    database: Database,
+def test_what_a_worker_that_was_started_anew_does_not_do_returns_soon(
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works, queue = Works(database), Queue(database)
     kept, lost = works.add(new()), works.add(new())
@@ -136,6 +136,9 @@ def test_what_a_worker_that_was_started_anew_does_not_do_returns_at_once(
     queue.register(HERE, [kept.id, lost.id])
     queue.register(THERE, [])
     assert queue.expire() == [], "they are another's"
+    queue.register(HERE, [kept.id])
+    assert queue.expire() == [], "this request may be an earlier one"
+    monkeypatch.setattr(queue_module, "SILENT_S", 0.0)
     queue.register(HERE, [kept.id])
     assert queue.expire() == [lost.id]
     again = queue.lease(HERE, ["run"])
@@ -204,8 +207,11 @@ def test_of_two_that_want_a_late_work_one_has_it(
 
 
 @pytest.mark.parametrize("how", ["dead", "given back", "resumed"])
-def test_what_was_given_up_is_not_gone_on_with(database: Database, how: str) -> None:
+def test_what_was_given_up_is_not_gone_on_with(
+    database: Database, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """A beat that was on its way comes after that."""
+    monkeypatch.setattr(queue_module, "SILENT_S", 0.0)
     works, queue = Works(database), Queue(database)
     work = works.add(new())
     queue.lease(HERE, ["run"])
