@@ -8,6 +8,8 @@ import pytest
 from staging import STUBS_PATH, Stage, still_running
 
 from autotune.process.child_server import ChildServer
+from autotune.process.limits import Limits
+from autotune.process.messages import ChildFolder
 from tests.kept import kept_servers
 
 
@@ -68,7 +70,9 @@ def test_a_server_whose_run_was_broken_off_or_that_died_is_not_kept(tmp_path: Pa
     with kept_servers():
         first, _ = parent_and_surroundings(tmp_path)
         with server_in(tmp_path) as server, pytest.raises(KeyboardInterrupt):
-            Stage(server, tmp_path / "cut").run("talks_while_asleep", watch=break_off)
+            cut = ChildFolder(path=tmp_path / "cut")
+            cut.path.mkdir()
+            server.run(cut, "stubs:talks_while_asleep", Limits(wall_s=30.0), break_off)
         assert still_running([first]) == []
         second, _ = parent_and_surroundings(tmp_path)
         with server_in(tmp_path) as server:

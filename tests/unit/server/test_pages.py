@@ -190,7 +190,13 @@ def test_the_command_to_copy_is_the_bundles_own(
     served: Served, missing: tuple[str, ...], data: str
 ) -> None:
     said = how_to_launch(
-        missing=missing, uses_vllm=False, first=None, processes=1, machines=1, split=None
+        missing=missing,
+        uses_vllm=False,
+        first=None,
+        processes=1,
+        machines=1,
+        deepspeed=False,
+        split=None,
     )
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
