@@ -64,10 +64,10 @@ def open_database(url: str) -> Database:
             config = Config()
             config.set_main_option("script_location", str(MIGRATIONS))
             config.attributes["connection"] = connection
-            bring = command.stamp
             if inspect(connection).has_table(VERSION_TABLE):
-                bring = command.upgrade
-            bring(config, "head")
+                command.upgrade(config, "head")
+            else:
+                command.stamp(config, "head")
             Table.metadata.create_all(connection)  # those that are not there
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
