@@ -101,11 +101,6 @@ class Lane:
         if running is not None and running.call.key == key and running.ended is None:
             running.stop(reason)
 
-    def end(self) -> None:
-        """End the fork server and its children; their devices are for others."""
-        self._server.close()
-        self._locks.close()
-
     def _lock(self, watch: Watcher) -> None:
         """Take the locks of its devices, once; an event tells who has them."""
 
@@ -119,7 +114,8 @@ class Lane:
     def _end_when_abandoned(self) -> None:
         while time.monotonic() - self._asked_at < self._abandoned_s:
             time.sleep(min(1.0, self._abandoned_s / 4))
-        self.end()
+        self._server.close()
+        self._locks.close()
         remove_placement_group(get_current_placement_group())  # and this actor with it
 
 

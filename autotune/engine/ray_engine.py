@@ -208,12 +208,8 @@ class RayEngine:
 
     def _answers(self, timeout_s: float) -> Sequence[Heard]:
         """Return what lanes answer within a time."""
-        polls = {
-            member.poll: (lane, member)
-            for lane in self._lanes.values()
-            for member in lane.members
-            if member.poll is not None
-        }
+        members = [(lane, one) for lane in self._lanes.values() for one in lane.members]
+        polls = {one.poll: (lane, one) for lane, one in members if one.poll is not None}
         if not polls:
             time.sleep(timeout_s)
             return []
@@ -232,10 +228,8 @@ class RayEngine:
             self._made = max(self._made, int(number) + 1)
             try:
                 group = get_placement_group(name)
-                found = [
-                    ray.get_actor(f"{name}.{part}", namespace=NAMESPACE)
-                    for part in range(self.place.span)
-                ]
+                parts = [f"{name}.{part}" for part in range(self.place.span)]
+                found = [ray.get_actor(part, namespace=NAMESPACE) for part in parts]
                 states = ray.get([actor.state.remote() for actor in found], timeout=WAIT_S)
             except (RayError, ValueError):  # it ends, or will: nobody asks it any more
                 continue

@@ -258,10 +258,8 @@ def verify_again(
     facts = past.facts
     with _opened(past, waits) as (server, engine):
         if facts.device.kind == "cuda":  # a scheduler may give another GPU each time
-            where, machine = past.job.devices, engine.machine
-            device = (machine and machine.device) or devices.detect(
-                "cuda", where.index, where.count
-            )
+            asked, there = past.job.devices, engine.machine
+            device = there.device if there else devices.detect("cuda", asked.index, asked.count)
             facts = dataclasses.replace(facts, device=device)
         # Whole, so that nothing else lies beside the script that is run.
         kept = past.kept_verification(recommendation)

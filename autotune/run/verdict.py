@@ -194,13 +194,9 @@ def judge(
     waited = None if timed is None else share_waited(report, timed, launched)
     without_vllm = bool(launched.config.get("use_vllm")) and not vllm_runs(launched)
     promised = _launched_peak(chosen) if without_vllm else chosen.peak_memory_bytes
+    problems = launch_problems(report, evaluated or not evaluates, state is not None, speed)
     hard = [
-        *(
-            f"on {report.node}: {problem}" if report.node else problem
-            for problem in launch_problems(
-                report, evaluated or not evaluates, state is not None, speed
-            )
-        ),
+        *(f"on {report.node}: {one}" if report.node else one for one in problems),
         *_memory_problems(peak, promised, memory_limit_of(job, facts), chosen, without_vllm),
     ]
     slow = ratio is not None and ratio < 1 - SPEED_TOLERANCE

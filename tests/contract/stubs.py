@@ -366,13 +366,13 @@ def meets_others(folder: Path) -> None:
     assert part["port"] == (7 if part["node"] else 0)
     if part["node"] == 0:
         progress(folder, b'{"event": "meets", "port": 7}\n')
+        wait_for_pids(folder / "node-1", 1)
         threading.Thread(target=fails_with, args=(folder / "node-1",), daemon=True).start()
     waits_once(folder, ranks=[{"rank": part["node"]}])
 
 
 def fails_with(other: Path) -> None:
     """Fails as a rank does whose peer has gone."""
-    wait_for_pids(other, 1)
     while Path("/proc", (other / "pids").read_text(encoding="ascii").split()[0]).exists():
         time.sleep(0.02)
     if not (other / "reply.json").exists():

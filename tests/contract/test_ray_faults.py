@@ -21,6 +21,7 @@ from autotune.errors import MachineError, UserError
 from autotune.probe.protocol import Measurement
 
 SOON_S = 60.0
+NIGHTLY = pytest.mark.nightly("engine")
 
 
 @pytest.fixture
@@ -95,6 +96,7 @@ def test_a_probe_whose_node_is_killed_is_made_once_more_elsewhere(
         assert (tmp_path / "0000-again" / "measurement.json").exists()
 
 
+@NIGHTLY
 @pytest.mark.usefixtures("two")
 def test_killed_twice_it_is_a_crash_and_the_next_probe_goes_on(
     cluster: Nodes, tmp_path: Path
@@ -113,6 +115,7 @@ def test_killed_twice_it_is_a_crash_and_the_next_probe_goes_on(
         assert measured(engine).outcome == "ok"
 
 
+@NIGHTLY
 @pytest.mark.usefixtures("two")
 def test_a_killed_actor_leaves_no_fork_server(cluster: Nodes, tmp_path: Path) -> None:
     with opened(cluster, tmp_path) as engine:
@@ -124,6 +127,7 @@ def test_a_killed_actor_leaves_no_fork_server(cluster: Nodes, tmp_path: Path) ->
         assert still_running(list(of_lane.values())) == []
 
 
+@NIGHTLY
 @pytest.mark.usefixtures("two")
 def test_a_node_that_is_silent_for_a_while_is_not_dead(cluster: Nodes, tmp_path: Path) -> None:
     with opened(cluster, tmp_path) as engine:
@@ -141,6 +145,7 @@ def test_a_node_that_is_silent_for_a_while_is_not_dead(cluster: Nodes, tmp_path:
         assert len(pids(tmp_path / "0000")) == 1
 
 
+@NIGHTLY
 def test_where_no_place_is_left_it_waits_and_says_what_is_asked(
     cluster: Nodes, tmp_path: Path
 ) -> None:
@@ -250,6 +255,7 @@ def test_ctrl_c_ends_a_probe_in_less_than_a_second(cluster: Nodes, tmp_path: Pat
         assert still_running(list(of_lane.values())) == []
 
 
+@NIGHTLY
 def test_a_killed_head_is_named_by_its_address(tmp_path: Path) -> None:
     with nodes(1) as own, driver(own, f"head-{secrets.token_hex(3)}", tmp_path) as process:
         read_until(process, "tick")
@@ -264,6 +270,7 @@ def test_a_killed_head_is_named_by_its_address(tmp_path: Path) -> None:
 # -- what a cluster has to be
 
 
+@NIGHTLY
 def test_versions_that_differ_are_a_table_and_no_probe(cluster: Nodes, tmp_path: Path) -> None:
     info = tmp_path / "site" / "trl-9.9.9.dist-info"
     info.mkdir(parents=True)
@@ -277,6 +284,7 @@ def test_versions_that_differ_are_a_table_and_no_probe(cluster: Nodes, tmp_path:
         cluster.kill(2)
 
 
+@NIGHTLY
 def test_a_cluster_that_asks_for_no_token_is_refused(cluster: Nodes, tmp_path: Path) -> None:
     import ray
 
