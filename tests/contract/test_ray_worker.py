@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from ray_nodes import Nodes, nodes
 
 from autotune.client import Client
@@ -64,6 +65,7 @@ def lanes(cluster: Nodes) -> int:
     return sum("ray::Lane" in process.name() for process in there if process.is_running())
 
 
+@pytest.mark.nightly("engine")
 def test_runs_are_at_work_at_once_and_return_to_the_queue_with_their_worker(
     tmp_path: Path, plan_cache: Path
 ) -> None:
