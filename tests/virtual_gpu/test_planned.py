@@ -17,7 +17,9 @@ pytestmark = pytest.mark.nightly("virtual_gpu")
 
 
 def test_the_gpu_that_was_planned_for_takes_the_mark_away(virtual_gpu: Any, tmp_path: Path) -> None:
-    write_job(tmp_path, "sft", "data", {**OFFLINE, "model": "weights", "tuning": "lora"})
+    fixed = {**OFFLINE["fixed"], "use_liger_kernel": False}  # what is planned is to be here
+    job = {**OFFLINE, "fixed": fixed, "model": "weights", "tuning": "lora"}
+    write_job(tmp_path, "sft", "data", job)
     torch.manual_seed(0)
     config = LlamaConfig(**{**LLAMA, "vocab_size": 8192})
     LlamaForCausalLM(config).save_pretrained(tmp_path / "weights")
@@ -29,6 +31,7 @@ def test_the_gpu_that_was_planned_for_takes_the_mark_away(virtual_gpu: Any, tmp_
     # Its clock counts work, and the estimate is of a real GPU: a launch may be found too slow.
     process = gpu.start("-m", "autotune", "verify", "b", "--json")
     out, err = process.communicate(timeout=900)
+    assert out, err
     held = json.loads(out)
     assert held["verified"] or held["only_too_slow"] or held["only_too_fast"], err
     assert (MARK in script.read_text(encoding="utf-8")) != held["verified"]
