@@ -8,6 +8,7 @@ devices are, so that what is seen of a GPU, a disk or a kill by the kernel is se
 import importlib
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -117,7 +118,9 @@ def result_of(engine: Engine, call: Call, watch: Watcher | None = None) -> Ended
     engine.begin(call)
     try:
         while True:
-            for _, event in engine.heard(1.0):
+            for key, event in engine.heard(1.0):
+                if key != call.key:  # an earlier process of the run began it
+                    continue
                 if isinstance(event, Ended):
                     return event
                 if watch is not None and (reason := watch(event)) is not None:
@@ -139,7 +142,7 @@ class Running:
 
     Args:
         news: is notified of each event.
-        before: called first, with a watcher of events.
+        around: makes what it runs in, of a watcher of events.
     """
 
     def __init__(
@@ -147,20 +150,21 @@ class Running:
         server: ChildServer,
         call: Call,
         news: threading.Condition,
-        before: Callable[[Watcher], None] = lambda watch: None,
+        around: Callable[[Watcher], AbstractContextManager[None]] = lambda watch: nullcontext(),
     ) -> None:
         self.call = call
         self.events: list[dict[str, Any]] = []
         self.ended: Ended | None = None
-        self._server, self._news, self._before = server, news, before
+        self._server, self._news, self._around = server, news, around
         self._reason: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Ask it to end."""
-        self._reason = reason
-        self._server.stop(ChildFolder(path=Path(self.call.folder)), reason)
+        """Ask it to end, unless it has."""
+        if self.ended is None:
+            self._reason = reason
+            self._server.stop(ChildFolder(path=Path(self.call.folder)), reason)
 
     def join(self, timeout_s: float) -> bool:
         """Wait until its thread has ended; True if it has."""
@@ -168,18 +172,17 @@ class Running:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        folder = ChildFolder(path=Path(self.call.folder))
         try:
-            self._before(self._hear)
-            folder = ChildFolder(path=Path(self.call.folder))
-            result = named(self.call.task)(self._server, folder, self.call.request, self._hear)
+            with self._around(self._hear):
+                result = named(self.call.task)(self._server, folder, self.call.request, self._hear)
             ended = Ended(result=to_plain(result))
         except AutotuneError as error:
             ended = Ended(problems=error.problems, by_user=isinstance(error, UserError))
-        except (
-            Exception
-        ) as error:  # a fault of ours or of the machine: it ends the run, and is named
+        except Exception as error:  # of ours or of the machine: it ends the run, and is named
             what = f"{type(error).__name__}: {error}"
             ended = Ended(problems=(Problem(where=self.call.folder, what=what),))
+        self._server.forget(folder)
         with self._news:
             self.ended = ended
             self._news.notify_all()

@@ -89,7 +89,7 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
     else:
         if not is_reached(address):
             raise unreachable(address)
-        if not insecure and not is_loopback(address) and is_open(address, log):
+        if not insecure and not is_loopback(address) and is_open(address, log) is not False:
             raise user_error(
                 f"the Ray cluster at {address} asks for no token: whoever reaches it runs code",
                 hint="start its nodes with RAY_AUTH_MODE=token; where no other can reach it, "

@@ -64,8 +64,6 @@ class Lane:
         self._news = threading.Condition()
         self._running: Running | None = None
         self._known: set[tuple[str, str]] = set()
-        self._locks = contextlib.ExitStack()
-        self._is_locked = False
         self._asked_at, self._abandoned_s = time.monotonic(), abandoned_s
         threading.Thread(target=self._end_when_abandoned, daemon=True).start()
 
@@ -86,7 +84,7 @@ class Lane:
         with self._news:
             if asked not in self._known:
                 self._known.add(asked)
-                self._running = Running(self._server, call, self._news, self._lock)
+                self._running = Running(self._server, call, self._news, self._locked)
             running = self._running
             if running is None or asked != (running.call.key, running.call.folder):  # came late
                 return [], None
@@ -96,26 +94,23 @@ class Lane:
 
     def stop(self, key: str, reason: str, after_s: float = 0.0) -> None:
         """Ask a call to end, unless it has by then."""
-        time.sleep(after_s)
         running = self._running
-        if running is not None and running.call.key == key and running.ended is None:
+        time.sleep(after_s)
+        if running is not None and running is self._running and running.call.key == key:
             running.stop(reason)
 
-    def _lock(self, watch: Watcher) -> None:
-        """Take the locks of its devices, once; an event tells who has them."""
+    def _locked(self, watch: Watcher) -> contextlib.AbstractContextManager[None]:
+        """Hold the locks of its devices for a call; an event tells who has them."""
 
         def waits(holder: str) -> None:
             watch({"event": "waiting", "holder": holder})
 
-        if not self._is_locked:
-            self._locks.enter_context(devices_locked(self._devices, self._folder, waits))
-            self._is_locked = True
+        return devices_locked(self._devices, self._folder, waits)
 
     def _end_when_abandoned(self) -> None:
         while time.monotonic() - self._asked_at < self._abandoned_s:
             time.sleep(min(1.0, self._abandoned_s / 4))
         self._server.close()
-        self._locks.close()
         remove_placement_group(get_current_placement_group())  # and this actor with it
 
 

@@ -10,6 +10,7 @@ ended. Where one fails the others are asked to end: they would wait for it.
 """
 
 import dataclasses
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,7 @@ class RayEngine:
 
     Attributes:
         run: the name of the run, and the start of those of its lanes.
+        gone: is set where this process asks its lanes for nothing any more.
         folder: of the run.
     """
 
@@ -144,8 +146,10 @@ class RayEngine:
         self._has_said = False
         self._head_seen = time.monotonic()
         self._names = {node.id: node.name for node in self.place.nodes}
+        self.gone = threading.Event()
         self._attach()
         self._fill()
+        threading.Thread(target=self._keep, daemon=True).start()
 
     @property
     def machine(self) -> Machine | None:
@@ -185,6 +189,7 @@ class RayEngine:
 
     def close(self) -> None:
         """Give everything back: lanes, and what they reserve."""
+        self.gone.set()
         for lane in list(self._lanes.values()):
             self._drop(lane)
 
@@ -195,8 +200,7 @@ class RayEngine:
             MachineError: the head is gone, no node has had room for a lane for long, or lanes end
                 before they begin.
         """
-        until = time.monotonic() + timeout_s
-        news, self._news = self._news, []
+        until, news, self._news = time.monotonic() + timeout_s, self._news, []
         while not news and (left_s := until - time.monotonic()) > 0:
             self._fill()
             self._assign()
@@ -288,6 +292,13 @@ class RayEngine:
             self.abandoned_s,
         )
 
+    def _keep(self) -> None:
+        """Ask the lanes, as long as this process is there: else they find themselves abandoned."""
+        while not self.gone.wait(self.abandoned_s / 10):
+            for lane in list(self._lanes.values()):
+                for member in lane.members:
+                    member.actor.state.remote()
+
     def _drop(self, lane: LaneHandle) -> None:
         """Remove a lane; its fork server ends with its actor, by the end of its input."""
         self._lanes.pop(lane.name, None)
@@ -321,7 +332,6 @@ class RayEngine:
             if member.poll is not None or member.ended is not None:
                 continue
             if number and not lane.port:
-                member.actor.state.remote()  # so that it does not think itself abandoned
                 continue
             part, own = Part(node=number, nodes=nodes, host=host, port=lane.port), call
             if nodes > 1:
@@ -409,14 +419,15 @@ class RayEngine:
 
     def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[Heard]:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
-        call, self._failures = lane.call, self._failures + 1
+        call = lane.call
         self._drop(lane)
         if call is None:
+            self._failures += 1
             if self._failures >= MOST_FAILURES:
                 what = f"no lane begins on {member.node or 'any node'}: {error}"
                 raise machine_error(what[:1500], where="--engine ray")
             return []
-        if not isinstance(error, OutOfMemoryError):
+        if call.task != PROBE or not isinstance(error, OutOfMemoryError):
             return self._again(call, lost_with(member.node, f" ({type(error).__name__})"))
         reason = f"Ray ended it on {member.node}, whose memory ran out"
         found = Measurement(outcome="host_oom", reason=reason, inferred=True, node=member.node)
@@ -441,8 +452,7 @@ class RayEngine:
         if now - since < SAYS_S or self._has_said:
             return []
         self._has_said = True
-        event = {"event": "waiting", "holder": self._asked_and_there()}
-        return [(self._waiting[0].key, event)]
+        return [(self._waiting[0].key, {"event": "waiting", "holder": self._asked_and_there()})]
 
     def _living(self) -> list[Node]:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -457,7 +467,7 @@ class RayEngine:
         ]
         free = _words(ray.available_resources())
         each = f" on each of {self.place.span} nodes" if self.place.span > 1 else ""
-        asked = f"{_words(self.place.bundle)}{each}"
+        asked = _words(self.place.bundle) + each
         return f"no node has room: {asked} asked, on {', '.join(there)}; free in all: {free}"
 
     def _look_at_head(self) -> None:

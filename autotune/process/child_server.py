@@ -188,6 +188,10 @@ class ChildServer:
         """End the child of a folder that another thread watches, or is about to."""
         self._asked[folder.path] = reason
 
+    def forget(self, folder: ChildFolder) -> None:
+        """Drop why the child of a folder was to end: it has, and the next one is not."""
+        self._asked.pop(folder.path, None)
+
     def asked(self, folder: ChildFolder) -> str | None:
         """Return why the child of a folder is to end; None while it is not."""
         return self._asked.get(folder.path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -118,7 +119,12 @@ class JobSession(Session):
         """Return a probe beside the search: it is not part of the study."""
         task = self._task(job, candidate, None, self.deadline.left_s, timed=False)
         folder = str(self.run.what_if / name)
-        call = Call(key=f"what-if-{name}", folder=folder, request=task.plain(), alone=True)
+        call = Call(
+            key=f"what-if-{name}-{time.monotonic_ns()}",
+            folder=folder,
+            request=task.plain(),
+            alone=True,
+        )
         return result_of(self.engine, call, follow_probe(self.listener)).measurement()
 
     def _try_changes(self, nothing: NothingFits) -> Iterator[TriedChange]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.job.methods import METHODS
 from autotune.job.text_file import readable_text
 from autotune.plain_data import NONSENSE
 from autotune.probe.measure import probe_task
+from autotune.probe.protocol import Measurement
 from autotune.probe.survey import allowed_memory
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
@@ -48,6 +50,7 @@ from autotune.search.record import Record, counts_as_probe
 from autotune.search.storage import fault_of_file
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
+from autotune.space.knobs import Candidate
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 
 
@@ -228,7 +231,9 @@ def _opened(past: PastRun, waits: Callable[[str], None]) -> Iterator[tuple[Child
             stack.enter_context(devices_locked(past.job.devices, past.run.path, waits))
         server = stack.enter_context(ChildServer(past.run.log))
         opened = engine_of(options.engine, past.job, past.run, f"{name}-verify", server)
-        yield server, stack.enter_context(opened)
+        engine = stack.enter_context(opened)
+        engine.abandon()  # a verification that was killed may have left a launch
+        yield server, engine
 
 
 def verify_again(
@@ -265,24 +270,13 @@ def verify_again(
         kept = past.kept_verification(recommendation)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, kept))
         chosen = recommendation.chosen
-        task = probe_task(
-            past.job,
-            facts,
-            chosen.candidate,
-            rows=past.run.rows,
-            output_dir=past.run.output,
-            limit=memory_limit_of(past.job, facts),
-            elsewhere=engine.is_remote,
-        )
-        folder = str(past.run.what_if / "again")
-        again = Call(key="again", folder=folder, request=task.plain(), alone=True)
         outcome = verify(
             past.run,
             past.job,
             facts,
             chosen,
             server,
-            lambda: result_of(engine, again).measurement(),
+            lambda: _probed_again(past, facts, chosen.candidate, engine),
             Deadline(),
             heard,
             soak_s,
@@ -290,3 +284,19 @@ def verify_again(
         ).among_noise(recommendation.noise)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, outcome))
     return outcome
+
+
+def _probed_again(past: PastRun, facts: Facts, candidate: Candidate, engine: Engine) -> Measurement:
+    """Return a probe of the candidate that is launched."""
+    task = probe_task(
+        past.job,
+        facts,
+        candidate,
+        rows=past.run.rows,
+        output_dir=past.run.output,
+        limit=memory_limit_of(past.job, facts),
+        elsewhere=engine.is_remote,
+    )
+    key, folder = f"again-{time.monotonic_ns()}", str(past.run.what_if / "again")
+    call = Call(key=key, folder=folder, request=task.plain(), alone=True)
+    return result_of(engine, call).measurement()

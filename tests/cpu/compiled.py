@@ -13,6 +13,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from filelock import FileLock
+
 COMPILE = """
 from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
 for builder in (ShareMemCommBuilder, CPUAdamBuilder):
@@ -36,6 +38,14 @@ def kept_folder() -> Path:
 
 KEPT = kept_folder()
 """Looked up before a test has a home of its own."""
+
+
+def compile_once(folder: Path) -> None:
+    """Put the compiled code into a folder of all processes of a test run, unless it is there."""
+    with FileLock(folder / "of all tests.lock"):
+        if not (folder / "done").exists():
+            compile_into(folder, KEPT)
+            (folder / "done").touch()
 
 
 def compile_into(folder: Path, kept: Path) -> None:

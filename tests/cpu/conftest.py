@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from filelock import FileLock
 
 from autotune.cli import main
 from autotune.facts import Facts
@@ -34,7 +33,7 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
-from tests.cpu.compiled import KEPT, compile_into
+from tests.cpu.compiled import compile_once
 from tests.kept import kept_servers
 
 ROOT = str(Path(__file__).parents[2])
@@ -175,10 +174,7 @@ class Sweep:
 def deepspeed_compiled(compiled: Path) -> None:
     """What DeepSpeed's ranks compile at first use is there: one that waited for another test's
     compiler would be taken for one that hangs."""
-    with FileLock(compiled / "of all tests.lock"):
-        if not (compiled / "done").exists():
-            compile_into(compiled, KEPT)
-            (compiled / "done").touch()
+    compile_once(compiled)
 
 
 @dataclass(frozen=True)

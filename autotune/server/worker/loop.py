@@ -170,7 +170,8 @@ class WorkerLoop:
         except OSError as error:  # such as a full disk: the other works go on
             problem = f"the worker cannot begin it: {error.strerror or error}"
             ending = Ending(attempt=lease.attempt, exit_code=EXIT_MACHINE, error=problem)
-            self.door.finish(self.info.name, lease.id, ending)
+            with contextlib.suppress(Lost, Refused):
+                self.door.finish(self.info.name, lease.id, ending)
             _log("could not begin", work=lease.id, why=str(error))
             return
         self._tasks[lease.id] = task
