@@ -42,7 +42,7 @@ class Call(Message):
     folder: str
     request: dict[str, Any]
     task: str = PROBE
-    together: str = "autotune.probe.rank_replies:of_machines"
+    together: str = "autotune.probe.rank_replies:merged_measurement"
     alone: bool = False
 
 
@@ -66,7 +66,7 @@ class Ended(Message):
         return Measurement.from_plain(self.result)
 
 
-Heard = tuple[str, dict[str, Any] | Ended]
+News = tuple[str, dict[str, Any] | Ended]
 """The key of a call, and an event of it or its end."""
 
 
@@ -85,14 +85,13 @@ class Engine(Protocol):
     def machine(self) -> Machine | None:
         """The machine that runs calls; None: this one."""
 
-    @property
-    def free(self) -> int:
+    def free_places(self) -> int:
         """Calls that would begin at once; 1 where there are none in flight."""
 
     def begin(self, call: Call) -> None:
         """Begin a call, and return at once."""
 
-    def heard(self, timeout_s: float) -> Sequence[Heard]:
+    def news(self, timeout_s: float) -> Sequence[News]:
         """Return what is new of all calls; wait for it.
 
         Raises:
@@ -118,7 +117,7 @@ def result_of(engine: Engine, call: Call, watch: Watcher | None = None) -> Ended
     engine.begin(call)
     try:
         while True:
-            for key, event in engine.heard(1.0):
+            for key, event in engine.news(1.0):
                 if key != call.key:  # an earlier process of the run began it
                     continue
                 if isinstance(event, Ended):
@@ -162,9 +161,10 @@ class Running:
 
     def stop(self, reason: str) -> None:
         """Ask it to end, unless it has."""
-        if self.ended is None:
-            self._reason = reason
-            self._server.stop(ChildFolder(path=Path(self.call.folder)), reason)
+        with self._news:
+            if self.ended is None:
+                self._reason = reason
+                self._server.stop(ChildFolder(path=Path(self.call.folder)), reason)
 
     def join(self, timeout_s: float) -> bool:
         """Wait until its thread has ended; True if it has."""
@@ -182,8 +182,8 @@ class Running:
         except Exception as error:  # of ours or of the machine: it ends the run, and is named
             what = f"{type(error).__name__}: {error}"
             ended = Ended(problems=(Problem(where=self.call.folder, what=what),))
-        self._server.forget(folder)
         with self._news:
+            self._server.clear_stop(folder)
             self.ended = ended
             self._news.notify_all()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autotune.engine import tokenless
@@ -67,6 +67,35 @@ class Node(Message):
         return self.machine.device
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """The nodes that lanes may be on.
+
+    Attributes:
+        nodes: of one kind.
+        kind, count: of a lane's devices on each of its nodes.
+        address: of the head.
+        span: the nodes of a lane.
+    """
+
+    nodes: Sequence[Node]
+    kind: str
+    count: int
+    address: str
+    span: int = 1
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """The resources of a lane on a node: its devices, and its part of the cores of the smallest
+        node; on CPUs all of them, as probes that share cores disturb each other."""
+        cores = [node.resources.get("CPU", 0.0) for node in self.nodes]
+        if self.kind == "cpu":
+            return {"CPU": min(cores)}
+        gpus = [node.resources["GPU"] for node in self.nodes]
+        share = min(self.count * c // g for c, g in zip(cores, gpus, strict=True))
+        return {"GPU": float(self.count)} | ({"CPU": share} if share else {})
+
+
 # -- joined or started
 
 
@@ -99,7 +128,7 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
     ends = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (AuthenticationError, ConnectionError, RuntimeError) as error:
+    except Exception as error:  # Ray raises plain ones where a part of it does not start
         if address is not None and is_open(address, log) is False:
             hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with its token"
             raise user_error(f"the Ray cluster at {address} wants its token", hint=hint) from None
@@ -149,8 +178,12 @@ def _have_token() -> None:
     if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} or file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(file, "w", encoding="ascii", opener=private_opener) as written:
+    made = file.with_name(f"auth_token-{secrets.token_hex(4)}")
+    with open(made, "w", encoding="ascii", opener=private_opener) as written:
         written.write(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):  # another run has just made it
+        os.link(made, file)
+    made.unlink()
 
 
 def is_open(address: str, log: Path) -> bool | None:
@@ -195,9 +228,11 @@ def nodes_of(job: Job, folder: Path) -> list[Node]:
 
 
 def _looks(ids: Sequence[str], job: str, folder: str) -> dict[str, dict[str, Any]]:
-    """Return what nodes say of themselves, by their ids; those that die meanwhile say nothing."""
+    """Return nodes by their ids as plain data, one that fails to answer with the reason; those
+    that die meanwhile are left out."""
     look = ray.remote(num_cpus=0, max_retries=0)(look_here)
     answers: dict[str, dict[str, Any]] = {}
+    silent: dict[str, str] = {}
     left = set(ids)
     for _ in range(TRIES):  # a node that has just come is not known to all yet
         places = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in left}
@@ -206,13 +241,19 @@ def _looks(ids: Sequence[str], job: str, folder: str) -> dict[str, dict[str, Any
             for node, place in places.items()
         }
         for node, poll in polls.items():
-            with contextlib.suppress(RayError):
+            try:
                 answers[node] = ray.get(poll, timeout=LOOK_S)
+            except RayError as error:
+                silent[node] = f"{error}".strip().splitlines()[-1]
         left &= {node["NodeID"] for node in ray.nodes() if node["Alive"]} - answers.keys()
         if not left:
             break
         time.sleep(1.0)
-    return answers
+    return answers | {node: _unfit(silent[node]).plain() for node in left & silent.keys()}
+
+
+def _unfit(problem: str) -> Node:
+    return Node(machine=None, problem=problem, has_folder=False, versions={})
 
 
 def look_here(job: str, folder: str) -> dict[str, Any]:
@@ -234,11 +275,14 @@ def versions_here() -> dict[str, str]:
     return {"python": platform.python_version(), "ray": ray.__version__, **stack}
 
 
-def of_one_kind(nodes: Sequence[Node]) -> list[Node]:
+def of_one_kind(nodes: Sequence[Node], span: int = 1) -> list[Node]:
     """Return the nodes of the kind that there is most of, with as many devices as a job wants.
 
+    Args:
+        span: the nodes of one candidate.
+
     Raises:
-        MachineError: there are none, they differ in versions, or do not see the run's folder.
+        MachineError: there are too few, they differ in versions, or do not see the run's folder.
     """
     kinds: dict[str, list[Node]] = {}
     for node in nodes:
@@ -247,6 +291,9 @@ def of_one_kind(nodes: Sequence[Node]) -> list[Node]:
     if not kinds:
         said = "; ".join(f"{node.name}: {node.problem}" for node in nodes) or "no node has any"
         raise machine_error(f"no node of the Ray cluster has the devices of the job: {said}")
+    if not (kinds := {kind: alike for kind, alike in kinds.items() if len(alike) >= span}):
+        what = f"the job is over {span} machines, and the Ray cluster has fewer nodes of a kind"
+        raise machine_error(what, where="devices.nodes", hint="start Ray on more, or set fewer")
     chosen = kinds[max(sorted(kinds), key=lambda kind: _devices(kinds[kind]))]
     refuse_differences(chosen)
     if blind := [node.name for node in chosen if not node.has_folder]:

@@ -20,6 +20,7 @@ from ray.util import get_current_placement_group, remove_placement_group
 
 from autotune.engine.call import Call, Running
 from autotune.job.job import Devices
+from autotune.probe.extensions import COMPILED
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.limits import Watcher
@@ -58,6 +59,7 @@ class Lane:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(variable, interface)
         self._folder = Path(folder)
+        os.environ[COMPILED] = str(self._folder / "compiled" / name)
         self._devices = Devices(kind="cuda" if kind == "cuda" else "cpu", count=count)
         self._server = ChildServer(self._folder / f"server-{name}.log", tuple(preload))
         self._server.begin()

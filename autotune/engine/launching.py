@@ -1,5 +1,6 @@
 """A command that is launched where an engine runs its calls, on each machine of a lane."""
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from autotune.engine.call import Call, Engine, result_of
 from autotune.errors import MachineError
 from autotune.facts import devices
 from autotune.plain_data import from_plain
+from autotune.probe.extensions import COMPILED, EXTENSIONS
 from autotune.probe.rank_replies import WITH_OTHERS
 from autotune.process.child_server import ChildServer
 from autotune.process.launch import launch
@@ -20,7 +22,7 @@ from autotune.space.trl_config import device_environment
 from autotune.training.spec import MEETS, Part
 
 LAUNCH = "autotune.engine.launching:launched"
-TOGETHER = "autotune.engine.launching:of_machines"
+TOGETHER = "autotune.engine.launching:merged_report"
 PEAKS = ("peak_resident_bytes", "peak_gpu_bytes")
 MOST_S = 1e9
 
@@ -78,6 +80,8 @@ def launched(
         log = folder.path / log.name
     if part.nodes > 1:
         environment |= _place(part, watch)
+    if compiled := os.environ.get(EXTENSIONS, os.environ.get(COMPILED)):
+        environment[EXTENSIONS] = compiled
     if request["gpus"]:
         device = devices.detect("cuda", 0, request["gpus"])
         environment |= device_environment(device)
@@ -89,7 +93,7 @@ def launched(
         timeout_s=request["timeout_s"],
         gpus=gpus,
         on_line=hear,
-        stop=lambda: server.asked(folder),
+        stop=lambda: server.stop_reason(folder),
     )
 
 
@@ -108,7 +112,7 @@ def _place(part: Part, watch: Watcher) -> dict[str, str]:
     }
 
 
-def of_machines(reports: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
+def merged_report(reports: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Return the first machine's report with the highest peaks; where some failed, that of one
     which ran out of memory, or else of the first of them."""
     failed = [

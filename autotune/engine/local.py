@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from autotune.engine.call import Call, Heard, Running
+from autotune.engine.call import Call, News, Running
 from autotune.probe.outcome import INTERRUPTED
 from autotune.probe.survey import Machine
 from autotune.process.child_server import ChildServer
@@ -24,20 +24,19 @@ class LocalEngine:
         self._server = server
         self._news = threading.Condition()
         self._running: dict[str, Running] = {}
-        self._told: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
 
-    @property
-    def free(self) -> int:
+    def free_places(self) -> int:
         """Calls that would begin at once."""
         return self.at_once - len(self._running)
 
     def begin(self, call: Call) -> None:
         """Begin a call in a thread."""
         if call.key not in self._running:
-            self._told[call.key] = 0
+            self._passed[call.key] = 0
             self._running[call.key] = Running(self._server, call, self._news)
 
-    def heard(self, timeout_s: float) -> Sequence[Heard]:
+    def news(self, timeout_s: float) -> Sequence[News]:
         """Return what is new of all calls; wait for it."""
         with self._news:
             if not (news := self._collected()):
@@ -63,11 +62,11 @@ class LocalEngine:
         """Return the calls at work; none outlives its run."""
         return [running.call for running in self._running.values()]
 
-    def _collected(self) -> list[Heard]:
-        news: list[Heard] = []
+    def _collected(self) -> list[News]:
+        news: list[News] = []
         for key, running in list(self._running.items()):
-            news += [(key, event) for event in running.events[self._told[key] :]]
-            self._told[key] = len(running.events)
+            news += [(key, event) for event in running.events[self._passed[key] :]]
+            self._passed[key] = len(running.events)
             if running.ended is not None:
                 news.append((key, running.ended))
                 del self._running[key]

@@ -18,7 +18,7 @@ SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-OF_OURS = {
+START_SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_niceness": "0",
@@ -46,9 +46,9 @@ class EngineOptions:
 
     @property
     def flags(self) -> list[str]:
-        """The flags of a command that say so."""
-        said = {"--engine": self.name, "--address": self.address, "--at-once": self.at_once}
-        values = [str(part) for pair in said.items() if pair[1] is not None for part in pair]
+        """The flags of a command for these options."""
+        flags = {"--engine": self.name, "--address": self.address, "--at-once": self.at_once}
+        values = [str(part) for pair in flags.items() if pair[1] is not None for part in pair]
         return [*values, "--insecure"] if self.insecure else values
 
 
@@ -92,15 +92,16 @@ def engine_of(
         yield LocalEngine(server, options.at_once or 1)
         return
     with _joined(options, run.log) as address:
-        from autotune.engine.cluster import nodes_of, of_one_kind
-        from autotune.engine.ray_engine import Place, RayEngine
+        from autotune.engine.cluster import Pool, nodes_of, of_one_kind
+        from autotune.engine.ray_engine import RayEngine
 
-        nodes = of_one_kind(nodes_of(job, run.path))
-        device, span = nodes[0].device, job.devices.nodes
+        span = job.devices.nodes
+        nodes = of_one_kind(nodes_of(job, run.path), span)
+        device = nodes[0].device
         count = 1 + len(device.peers)
-        place = Place(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
+        pool = Pool(nodes=nodes, kind=device.kind, count=count, address=address, span=span)
         at_once = options.at_once or (2 if span == 1 else 1)
-        engine = RayEngine(study, run.path, place, at_once)
+        engine = RayEngine(study, run.path, pool, at_once)
         try:
             yield engine
         finally:
@@ -110,7 +111,8 @@ def engine_of(
 @contextlib.contextmanager
 def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
     """Connect this process to a cluster for a while; yield the address of its head."""
-    os.environ.update(SETTINGS | (OF_OURS if options.address is None else {}))
+    before = {name: os.environ.get(name) for name in SETTINGS | START_SETTINGS}
+    os.environ.update(SETTINGS | (START_SETTINGS if options.address is None else {}))
     try:
         import ray
     except ImportError:
@@ -122,3 +124,6 @@ def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
         yield join(options.address, insecure=options.insecure, log=log)
     finally:
         ray.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}

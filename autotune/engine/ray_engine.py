@@ -9,6 +9,7 @@ A call of several nodes begins on the first, which tells where all meet; it is o
 ended. Where one fails the others are asked to end: they would wait for it.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -22,8 +23,8 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from ray.util import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.engine.call import PROBE, Call, Ended, Heard, named
-from autotune.engine.cluster import NAMESPACE, Node, is_reached, unreachable
+from autotune.engine.call import PROBE, Call, Ended, News, named
+from autotune.engine.cluster import NAMESPACE, Node, Pool, is_reached, unreachable
 from autotune.engine.lane import Lane
 from autotune.errors import Problem, machine_error
 from autotune.plain_data import from_plain
@@ -36,8 +37,8 @@ from autotune.training.spec import MEETS, Part
 
 POLL_S, WAIT_S = 0.2, 5.0
 """How long this process waits at a time (Ray looks for Ctrl-C once a second), and a lane."""
-HEAD_S = 2.0
-"""Seconds between looks at whether the head still listens."""
+HEAD_S, HEAD_LOST_S = 2.0, 15.0
+"""Seconds between looks at whether the head still listens, and without it until the run ends."""
 SAYS_S, PLACE_S = 5.0, 600.0
 """Seconds without a place after which that is said, and after which the run ends."""
 ABANDONED_S = 600.0
@@ -88,35 +89,6 @@ class LaneHandle:
         return set() if "" in found else found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The nodes that lanes may be on.
-
-    Attributes:
-        nodes: of one kind.
-        kind, count: of a lane's devices on each of its nodes.
-        address: of the head.
-        span: the nodes of a lane.
-    """
-
-    nodes: Sequence[Node]
-    kind: str
-    count: int
-    address: str
-    span: int = 1
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """The resources of a lane on a node: its devices, and its part of the cores of the smallest
-        node; on CPUs all of them, as probes that share cores disturb each other."""
-        cores = [node.resources.get("CPU", 0.0) for node in self.nodes]
-        if self.kind == "cpu":
-            return {"CPU": min(cores)}
-        gpus = [node.resources["GPU"] for node in self.nodes]
-        share = min(self.count * c // g for c, g in zip(cores, gpus, strict=True))
-        return {"GPU": float(self.count)} | ({"CPU": share} if share else {})
-
-
 @dataclass
 class RayEngine:
     """An engine of `at_once` lanes.
@@ -129,7 +101,7 @@ class RayEngine:
 
     run: str
     folder: Path
-    place: Place
+    pool: Pool
     at_once: int
     preload: tuple[str, ...] = PRELOAD
     abandoned_s: float = ABANDONED_S
@@ -139,13 +111,14 @@ class RayEngine:
     def __post_init__(self) -> None:
         self._lanes: dict[str, LaneHandle] = {}
         self._waiting: list[Call] = []
-        self._news: list[Heard] = []
+        self._news: list[News] = []
         self._first: dict[str, Measurement] = {}
         self._made = self._failures = 0
+        self._making = ""
         self._without_place_since: float | None = None
         self._has_said = False
         self._head_seen = time.monotonic()
-        self._names = {node.id: node.name for node in self.place.nodes}
+        self._names = {node.id: node.name for node in self.pool.nodes}
         self.gone = threading.Event()
         self._attach()
         self._fill()
@@ -154,10 +127,9 @@ class RayEngine:
     @property
     def machine(self) -> Machine | None:
         """The machine that its lanes are on; they are alike."""
-        return self.place.nodes[0].machine
+        return self.pool.nodes[0].machine
 
-    @property
-    def free(self) -> int:
+    def free_places(self) -> int:
         """Calls that would begin at once; 1 where there are none in flight."""
         self._news += self._answers(0.0)
         ready = [lane for lane in self._lanes.values() if lane.nodes]
@@ -192,8 +164,11 @@ class RayEngine:
         self.gone.set()
         for lane in list(self._lanes.values()):
             self._drop(lane)
+        if self._making:  # Ctrl-C came meanwhile
+            with contextlib.suppress(RayError, ValueError):
+                remove_placement_group(get_placement_group(self._making))
 
-    def heard(self, timeout_s: float) -> Sequence[Heard]:
+    def news(self, timeout_s: float) -> Sequence[News]:
         """Return what is new of all calls; wait for it.
 
         Raises:
@@ -210,7 +185,7 @@ class RayEngine:
                 self._look_at_head()
         return news
 
-    def _answers(self, timeout_s: float) -> Sequence[Heard]:
+    def _answers(self, timeout_s: float) -> Sequence[News]:
         """Return what lanes answer within a time."""
         members = [(lane, one) for lane in self._lanes.values() for one in lane.members]
         polls = {one.poll: (lane, one) for lane, one in members if one.poll is not None}
@@ -232,17 +207,22 @@ class RayEngine:
             self._made = max(self._made, int(number) + 1)
             try:
                 group = get_placement_group(name)
-                parts = [f"{name}.{part}" for part in range(self.place.span)]
+                parts = [f"{name}.{part}" for part in range(self.pool.span)]
                 found = [ray.get_actor(part, namespace=NAMESPACE) for part in parts]
                 states = ray.get([actor.state.remote() for actor in found], timeout=WAIT_S)
-            except (RayError, ValueError):  # it ends, or will: nobody asks it any more
+            except (RayError, ValueError):  # it ends, or is silent: others may have its devices
+                with contextlib.suppress(ValueError):
+                    remove_placement_group(get_placement_group(name))
                 continue
             call = states[0]["call"] and from_plain(Call, states[0]["call"])
+            calls = [state["call"] for state in states[1:] if call and state["call"]]
+            begun = [one for one in calls if one["folder"].startswith(f"{call.folder}/node-")]
             members = [
                 Member(actor, self._names.get(state["node"], "?"), state["address"])
                 for actor, state in zip(found, states, strict=True)
             ]
-            self._lanes[name] = lane = LaneHandle(name, group, members, call)
+            port = begun[0]["request"]["part"]["port"] if begun else 0
+            self._lanes[name] = lane = LaneHandle(name, group, members, call, port)
             if call is not None:
                 if call.folder.endswith(AGAIN):
                     self._first[call.key] = lost_with("another node")
@@ -250,27 +230,28 @@ class RayEngine:
 
     def _fill(self) -> None:
         """Ask for lanes up to as many as run at once."""
-        place = self.place
-        ids = ",".join(node.id for node in place.nodes)
+        pool = self.pool
+        ids = ",".join(node.id for node in pool.nodes)
         while len(self._lanes) < self.at_once:
-            name = f"{self.run}-{self._made}"
+            name = self._making = f"{self.run}-{self._made}"
             self._made += 1
             group = placement_group(
-                [place.bundle] * place.span,
+                [pool.bundle] * pool.span,
                 strategy="STRICT_SPREAD",
                 name=name,
                 lifetime="detached",
-                bundle_label_selector=[{"ray.io/node-id": f"in({ids})"}] * place.span,
+                bundle_label_selector=[{"ray.io/node-id": f"in({ids})"}] * pool.span,
             )
             # Actors are asked for at once: they are what removes a group that is placed late.
-            members = [Member(self._actor(name, group, part)) for part in range(place.span)]
+            members = [Member(self._actor(name, group, part)) for part in range(pool.span)]
             for member in members:
                 member.poll = member.actor.state.remote()
             self._lanes[name] = LaneHandle(name, group, members)
+            self._making = ""
 
     def _actor(self, name: str, group: Any, part: int) -> Any:
         """Return the actor for a bundle of a lane's group."""
-        place = self.place
+        pool = self.pool
         options = ray.remote(Lane).options(
             name=f"{name}.{part}",
             namespace=NAMESPACE,
@@ -278,16 +259,16 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=16,
-            num_cpus=place.bundle.get("CPU", 0.0),
-            num_gpus=place.bundle.get("GPU", 0.0),
+            num_cpus=pool.bundle.get("CPU", 0.0),
+            num_gpus=pool.bundle.get("GPU", 0.0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, part),
         )
         return options.remote(
             f"{name}.{part}",
             str(self.folder),
-            place.kind,
-            place.count,
-            place.span > 1,
+            pool.kind,
+            pool.count,
+            pool.span > 1,
             list(self.preload),
             self.abandoned_s,
         )
@@ -342,7 +323,7 @@ class RayEngine:
 
     # -- answers
 
-    def _answer(self, lane: LaneHandle, member: Member, poll: Any) -> Sequence[Heard]:
+    def _answer(self, lane: LaneHandle, member: Member, poll: Any) -> Sequence[News]:
         if self._lanes.get(lane.name) is not lane:  # another member of it was lost
             return []
         member.poll = None
@@ -365,10 +346,10 @@ class RayEngine:
         self._failures = 0
         key, (events, plain) = lane.call.key, answer
         member.seen += len(events)
-        news: list[Heard] = []
+        news: list[News] = []
         for event in events if member is lane.members[0] else ():
             if event.get("event") == MEETS:
-                lane.port = 0 if plain else event["port"]
+                lane.port = lane.port if plain else event["port"]
             else:
                 news.append((key, event))
         if plain is not None:
@@ -383,7 +364,7 @@ class RayEngine:
         self._ask(lane)
         return news
 
-    def _over(self, lane: LaneHandle, members: Sequence[Member]) -> Sequence[Heard]:
+    def _over(self, lane: LaneHandle, members: Sequence[Member]) -> Sequence[News]:
         """Return the end of a call whose members have all ended, unless it is made once more."""
         assert lane.call is not None
         results: list[dict[str, Any]] = []
@@ -406,7 +387,7 @@ class RayEngine:
             return ended
         return Ended(result=of_both(first, ended.measurement()).plain())
 
-    def _again(self, call: Call, found: Measurement) -> Sequence[Heard]:
+    def _again(self, call: Call, found: Measurement) -> Sequence[News]:
         """Make a call once more that another process ended; return its end where that was so."""
         if call.key not in self._first:
             self._first[call.key] = found
@@ -417,7 +398,7 @@ class RayEngine:
             ended = Ended(problems=(Problem(where="--engine ray", what=f"{found.reason}, twice"),))
         return [(call.key, ended)]
 
-    def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[Heard]:
+    def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[News]:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
         call = lane.call
         self._drop(lane)
@@ -435,7 +416,7 @@ class RayEngine:
 
     # -- what is missing
 
-    def _without_place(self) -> Sequence[Heard]:
+    def _without_place(self) -> Sequence[News]:
         """Return, once, that no node has room for a lane while calls wait.
 
         Raises:
@@ -447,7 +428,7 @@ class RayEngine:
             return []
         since = self._without_place_since = self._without_place_since or now
         # Where there are nodes enough, other runs have them, and give them back.
-        if now - since > self.place_s and len(self._living()) < self.place.span:
+        if now - since > self.place_s and len(self._living()) < self.pool.span:
             raise machine_error(self._asked_and_there(), where="--engine ray")
         if now - since < SAYS_S or self._has_said:
             return []
@@ -456,31 +437,32 @@ class RayEngine:
 
     def _living(self) -> list[Node]:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return [node for node in self.place.nodes if node.id in alive]
+        return [node for node in self.pool.nodes if node.id in alive]
 
     def _asked_and_there(self) -> str:
         """Return what a lane asks for and what the cluster has, in words."""
         alive = self._living()
         there = [
             f"{node.name} ({_words(node.resources)})" if node in alive else f"{node.name} (lost)"
-            for node in self.place.nodes
+            for node in self.pool.nodes
         ]
         free = _words(ray.available_resources())
-        each = f" on each of {self.place.span} nodes" if self.place.span > 1 else ""
-        asked = _words(self.place.bundle) + each
+        each = f" on each of {self.pool.span} nodes" if self.pool.span > 1 else ""
+        asked = _words(self.pool.bundle) + each
         return f"no node has room: {asked} asked, on {', '.join(there)}; free in all: {free}"
 
     def _look_at_head(self) -> None:
         """Raise an error where the head has gone.
 
         Raises:
-            MachineError: nothing listens at its address.
+            MachineError: nothing has listened at its address for a while.
         """
         if time.monotonic() - self._head_seen > HEAD_S:
-            if not is_reached(self.place.address):
+            if is_reached(self.pool.address):
+                self._head_seen = time.monotonic()
+            elif time.monotonic() - self._head_seen > HEAD_LOST_S:
                 self._lanes.clear()  # they cannot be removed: they will find themselves abandoned
-                raise unreachable(self.place.address)
-            self._head_seen = time.monotonic()
+                raise unreachable(self.pool.address)
 
 
 def lost_with(node: str | None, how: str = "") -> Measurement:

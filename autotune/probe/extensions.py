@@ -17,6 +17,10 @@ from autotune.space.sharding.sharding import DEEPSPEED
 WORKER = "autotune.probe.extensions:compile_extensions"
 LIMITS = Limits(wall_s=900.0, stall_s=900.0)
 """Long enough to wait for another process that compiles the same."""
+EXTENSIONS = "TORCH_EXTENSIONS_DIR"
+"""DeepSpeed's own variable for that folder; the user's choice wins."""
+COMPILED = "AUTOTUNE_COMPILED"
+"""The variable for the folder of a lane, beside which others compile at the same time."""
 
 
 def extensions_of(request: ProbeRequest) -> list[str]:
@@ -35,9 +39,7 @@ def compile_before(server: ChildServer, request: ProbeRequest) -> None:
     names = extensions_of(request)
     if not names:
         return
-    folder = ChildFolder(
-        path=compiled_folder(Path(request.rows)) / "-".join([request.device_kind, *names])
-    )
+    folder = ChildFolder(path=_folder_here(request) / "-".join([request.device_kind, *names]))
     if folder.reply.exists():
         return
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,11 @@ def compile_before(server: ChildServer, request: ProbeRequest) -> None:
 def compiled_folder(tokenized: Path) -> Path:
     """Return the folder of a run's compiled code, beside its tokenized rows."""
     return tokenized.absolute().parent / "compiled"
+
+
+def _folder_here(request: ProbeRequest) -> Path:
+    """Return the folder of what is compiled for probes that come one after the other."""
+    return Path(os.environ.get(COMPILED) or compiled_folder(Path(request.rows)))
 
 
 def compile_extensions(path: Path) -> None:
@@ -71,10 +78,10 @@ def compile_extensions(path: Path) -> None:
 
 
 def keep_extensions_in_run(request: ProbeRequest) -> None:
-    """Have DeepSpeed compile into a folder of the run, whose probes come one after the other,
-    unless the user has named one. A lock that a killed process left there is removed."""
-    if "TORCH_EXTENSIONS_DIR" not in os.environ:
-        folder = compiled_folder(Path(request.rows))
-        os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    """Have DeepSpeed compile into a folder of the run, or of a lane, whose probes come one after
+    the other, unless the user has named one. A lock that a killed process left there is removed."""
+    if EXTENSIONS not in os.environ:
+        folder = _folder_here(request)
+        os.environ[EXTENSIONS] = str(folder)
         for lock in folder.glob("*/lock"):
             lock.unlink()

@@ -202,7 +202,7 @@ def probed(
         again = _in_time(server, folder, task, most_s - measurement.seconds, watch)
         measurement = of_both(measurement, again)
     measurement = disturbed(measurement) if task.timed else measurement
-    if folder.path.exists():
+    if folder.path.exists() and task.part.nodes == 1:  # else it is a part of the measurement
         write_json(folder.measurement, measurement.plain())
     return measurement
 

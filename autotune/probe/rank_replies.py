@@ -72,7 +72,7 @@ def merged_reply(replies: Sequence[Reply], first: int = 0) -> dict[str, Any]:
     return {**fullest, **peaks, "ranks": ranks, "failed_rank": failed}
 
 
-def of_machines(replies: Sequence[Reply], path: Path) -> dict[str, Any]:
+def merged_measurement(replies: Sequence[Reply], path: Path) -> dict[str, Any]:
     """Return one measurement for all machines of the probe in `path`: of one that failed that
     which the others followed, as `root_failure` has it for the ranks of a machine."""
     if all(reply.get("ranks") for reply in replies):

@@ -70,7 +70,7 @@ class ChildServer:
         self._buffer = b""
         self._talking = threading.Lock()
         self._endings: dict[int, dict[str, Any]] = {}
-        self._asked: dict[Path, str] = {}
+        self._stop_reasons: dict[Path, str] = {}
         self.fresh: str | None = None
         """Why every child is a fresh process, slower by the imports; None: children are forked."""
         self._importing_since: float | None = None
@@ -174,6 +174,8 @@ class ChildServer:
             with self._talking:
                 if cancelled is not None and cancelled.is_set():
                     return Ending(why="lost", seconds=0.0)
+                if reason := self.stop_reason(folder):
+                    return Ending(why="stopped", stop_reason=reason, seconds=0.0)
                 pid = self._start(folder, worker)
             if pid is None:
                 return Ending(why="lost", seconds=0.0)
@@ -181,20 +183,18 @@ class ChildServer:
         except BaseException:
             self.close()  # and its children with it: what they still send is not for the next
             raise
-        finally:
-            self._asked.pop(folder.path, None)
 
     def stop(self, folder: ChildFolder, reason: str) -> None:
         """End the child of a folder that another thread watches, or is about to."""
-        self._asked[folder.path] = reason
+        self._stop_reasons[folder.path] = reason
 
-    def forget(self, folder: ChildFolder) -> None:
+    def clear_stop(self, folder: ChildFolder) -> None:
         """Drop why the child of a folder was to end: it has, and the next one is not."""
-        self._asked.pop(folder.path, None)
+        self._stop_reasons.pop(folder.path, None)
 
-    def asked(self, folder: ChildFolder) -> str | None:
+    def stop_reason(self, folder: ChildFolder) -> str | None:
         """Return why the child of a folder is to end; None while it is not."""
-        return self._asked.get(folder.path)
+        return self._stop_reasons.get(folder.path)
 
     def _start(self, folder: ChildFolder, worker: str) -> int | None:
         """Return the process of a new child; None where the server does not answer, which ends
@@ -348,7 +348,7 @@ class ChildWatch:
 
     def _look(self) -> None:
         now = time.monotonic()
-        reason = self._read_progress(deciding=True) or self._server.asked(self._folder)
+        reason = self._read_progress(deciding=True) or self._server.stop_reason(self._folder)
         processor = processor_seconds(self._pid)
         if processor is not None and processor > self._processor_s + 0.01 * self._limits.stall_s:
             self._processor_s, self._active_at, self._session_s = processor, now, None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.engine.call import Ended, Heard
+from autotune.engine.call import Ended, News
 from autotune.probe.protocol import Measurement
 from autotune.process.limits import Watcher
 from autotune.process.messages import write_json
@@ -48,7 +48,7 @@ class Flights:
     def __init__(self, session: Session, reserved_s: Callable[[], float]) -> None:
         self._session, self._reserved_s = session, reserved_s
         self._flying: dict[str, Flight] = {}
-        self._left: deque[Heard] = deque()
+        self._left: deque[News] = deque()
         self._seen = time.monotonic()
         trials = {trial.number: trial for trial in session.study.running()}
         candidates = {record.number: record.candidate for record in session.study.records()}
@@ -65,7 +65,7 @@ class Flights:
     @property
     def has_room(self) -> bool:
         """True if another probe would begin at once."""
-        return len(self) < self._session.engine.at_once and self._session.engine.free > 0
+        return len(self) < self._session.engine.at_once and self._session.engine.free_places() > 0
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -101,15 +101,15 @@ class Flights:
             if flight.watch is not None and flight.candidate.key in reasons:
                 self._session.engine.stop(key, reasons[flight.candidate.key])
 
-    def ended(self) -> Measurement:
+    def next_ending(self) -> Measurement:
         """Wait until one has ended; tell the study, and return how."""
-        measurement = self.changed(to_end=True)
+        measurement = self.next_change(to_end=True)
         assert measurement is not None
         return measurement
 
-    def changed(self, *, to_end: bool) -> Measurement | None:
-        """Wait until one has ended, as `ended` does; or, unless `to_end`, until there is room for
-        another: None."""
+    def next_change(self, *, to_end: bool) -> Measurement | None:
+        """Wait until one has ended, as `next_ending` does; or, unless `to_end`, until another has
+        room: None."""
         session = self._session
         try:
             # What is compiled before a probe is not under the probe's own limit.
@@ -136,10 +136,10 @@ class Flights:
             if not to_end and self.has_room:
                 return None
 
-    def _news(self) -> Iterator[Heard]:
+    def _news(self) -> Iterator[News]:
         """Yield what was heard of probes that fly, in order; what is left over is for the next."""
         if not self._left:
-            self._left = deque(self._session.engine.heard(1.0))
+            self._left = deque(self._session.engine.news(1.0))
         while self._left:
             key, event = self._left.popleft()
             if key in self._flying:

@@ -55,7 +55,7 @@ def fly(session: Session, flights: Flights) -> str:
                     continue
         elif not flights:
             return reason
-        if (measurement := flights.changed(to_end=reason is not None)) is None:
+        if (measurement := flights.next_change(to_end=reason is not None)) is None:
             continue
         crashed = measurement.outcome == "crash"
         if crashed and (why := same_crash(session.study.records(), session.space.candidates)):
@@ -169,7 +169,7 @@ def probe_again(session: Session, candidate: Candidate) -> Measurement:
     """Probe this candidate to the end, by itself."""
     flights = flights_of(session)
     begin_again(session, flights, candidate)
-    return flights.ended()
+    return flights.next_ending()
 
 
 # -- the fastest again
@@ -237,14 +237,14 @@ def room(session: Session, records: Sequence[Record]) -> float:
     return min(
         budget.probes - probes_of(records),
         math.ceil(minutes_s / cost_s) if cost_s else math.inf,
-        total_s // cost_s if cost_s else math.inf if total_s else 0.0,
+        total_s // probe_s(records) if cost_s else math.inf if total_s else 0.0,
     )
 
 
 def no_time(session: Session, records: Sequence[Record]) -> str | None:
     """Return why the total budget has no room for another probe; None where it has."""
     left_s, kept_s = session.deadline.left_s, reserved_s(session, records)
-    if left_s - kept_s > probe_cost_s(records):
+    if left_s - kept_s > probe_s(records):
         return None
     if left_s <= 0:
         return f"{session.deadline.words} is used up"
@@ -268,8 +268,14 @@ def has_time_to_verify(session: Session, recommendation: Recommendation) -> bool
     return session.deadline.left_s >= needed_s
 
 
+def probe_s(records: Sequence[Record]) -> float:
+    """Return the median seconds from a probe's begin to its end so far; 0 before any."""
+    seconds = [r.measurement.seconds for r in records if r.measurement and r.measurement.seconds]
+    return statistics.median(seconds) if seconds else 0.0
+
+
 def probe_cost_s(records: Sequence[Record]) -> float:
-    """Return the median seconds of the probes so far; 0 before any."""
+    """Return the median seconds of the run's own time that the probes took so far; 0 before any."""
     seconds = [wall_s(r.measurement) for r in records if r.measurement and r.measurement.seconds]
     return statistics.median(seconds) if seconds else 0.0
 

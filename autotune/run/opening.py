@@ -133,12 +133,10 @@ def open_job(
     """
     with deadline.cuts():
         facts = facts_of(job, run, server, listener, engine.machine)
-    where, rows = run.path / "estimates", run.rows
     limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
     space = space_of(definition, job, facts, run)
     listener.surveyed(facts, space, limit)
-    known: dict[str, Any] = {"job": job, "facts": facts, "limit": limit}
-    estimator = Estimator(**known, server=server, folder=where, rows=rows, progress=listener)
+    estimator = _estimator(job, facts, limit, server, run, listener)
     expectations, cut = expected_in_time(estimator, space, run, listener, deadline, engine)
     # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
     guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
@@ -169,6 +167,20 @@ def open_job(
         deadline=deadline,
         estimates_cut=cut,
         earlier=study.trials,
+    )
+
+
+def _estimator(
+    job: Job, facts: Facts, limit: int, server: ChildServer, run: RunFolder, listener: Listener
+) -> Estimator:
+    return Estimator(
+        job=job,
+        facts=facts,
+        limit=limit,
+        server=server,
+        folder=run.path / "estimates",
+        rows=run.rows,
+        progress=listener,
     )
 
 

@@ -190,7 +190,7 @@ def _stop(
     def stop() -> str | None:
         reasons = (watch(event) for event in reader.new_events()) if watch is not None else ()
         found = next((reason for reason in reasons if reason is not None), None)
-        return found or server.asked(folder)
+        return found or server.stop_reason(folder)
 
     return stop
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.engine.call import Call, Ended, Heard
+from autotune.engine.call import Call, Ended, News
 from autotune.errors import machine_error
 from autotune.probe.outcome import of_both
 from autotune.probe.protocol import Measurement
@@ -117,8 +117,7 @@ class SimulatedEngine:
         self._begun: dict[str, int] = {}
         self._fill()
 
-    @property
-    def free(self) -> int:
+    def free_places(self) -> int:
         """Calls that would begin at once; 1 where there are none in flight."""
         ready = [lane for lane in self._lanes if lane.ready_at <= self.clock.now]
         busy = sum(lane.call is not None for lane in ready) + len(self._waiting)
@@ -129,7 +128,7 @@ class SimulatedEngine:
         self._waiting.append(call)
         self._assign()
 
-    def heard(self, timeout_s: float) -> Sequence[Heard]:
+    def news(self, timeout_s: float) -> Sequence[News]:
         """Let time pass until something happens; return the events of calls then.
 
         Raises:
@@ -231,9 +230,9 @@ class SimulatedEngine:
         at = lane.steps[0][0]
         return at if at <= lane.dead_at else max(self._known_at(lane.dead_at), lane.began)
 
-    def _news(self) -> list[Heard]:
+    def _news(self) -> list[News]:
         """Return the events up to now."""
-        news: list[Heard] = []
+        news: list[News] = []
         for lane in list(self._lanes):
             while lane in self._lanes and self._next(lane) <= self.clock.now:
                 news += self._step(lane)
@@ -241,7 +240,7 @@ class SimulatedEngine:
         self._assign()
         return news
 
-    def _step(self, lane: SimulatedLane) -> list[Heard]:
+    def _step(self, lane: SimulatedLane) -> list[News]:
         call = lane.call
         if call is None or lane.steps[0][0] > lane.dead_at:
             self._drop(lane)
@@ -254,7 +253,7 @@ class SimulatedEngine:
         first = self._first.pop(call.key, None)
         return [self._end(call, event if first is None else of_both(first, event))]
 
-    def _lost(self, lane: SimulatedLane, call: Call) -> list[Heard]:
+    def _lost(self, lane: SimulatedLane, call: Call) -> list[News]:
         """Make a lost call once more; the second time it has ended."""
         self.lost += 1
         found = Measurement(
@@ -266,6 +265,6 @@ class SimulatedEngine:
             return []
         return [self._end(call, of_both(self._first.pop(call.key), found))]
 
-    def _end(self, call: Call, measurement: Measurement) -> Heard:
+    def _end(self, call: Call, measurement: Measurement) -> News:
         self.ended.append((self.clock.now, call, measurement))
         return call.key, Ended(result=measurement.plain())

@@ -1,6 +1,6 @@
 """A driver that joins a cluster, begins a probe and hears of it: to be killed, or told to end.
 
-python ray_driver.py ADDRESS RUN FOLDER
+python ray_driver.py ADDRESS RUN FOLDER NODES
 """
 
 import sys
@@ -13,11 +13,11 @@ from autotune.engine.call import result_of
 from autotune.errors import AutotuneError
 
 
-def main(address: str, run: str, folder: Path) -> int:
+def main(address: str, run: str, folder: Path, span: int) -> int:
     cluster = Nodes.known(address)
     with joined(cluster):
-        engine = lanes(cluster, folder, 1, on=(1, 2, 3), run=run)
-        call = a_probe(folder, "0000")
+        engine = lanes(cluster, folder, 1, on=(1, 2, 3), run=run, span=span)
+        call = a_probe(folder, "0000", f"stubs:{'waits_once' if span == 1 else 'meets_others'}")
         print("begun", flush=True)
         try:
             ended = result_of(engine, call, lambda event: print(event, flush=True))
@@ -34,4 +34,4 @@ def main(address: str, run: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))

@@ -22,7 +22,7 @@ import psutil
 from staging import STUBS_PATH
 
 from autotune.engine.call import Call
-from autotune.engine.opening import OF_OURS, SETTINGS
+from autotune.engine.opening import SETTINGS, START_SETTINGS
 from autotune.probe.measure import ProbeTask
 from tests.unit.builders import make_job, make_probe_request
 
@@ -33,7 +33,7 @@ TIGHT = {
     "RAY_health_check_failure_threshold": "4",
 }
 """A node that is gone is known to be after some seconds; on a loaded machine not sooner."""
-STARTED = {**SETTINGS, **OF_OURS, "RAY_enable_metrics_collection": "false"}
+STARTED = {**SETTINGS, **START_SETTINGS, "RAY_enable_metrics_collection": "false"}
 
 
 def free_port() -> int:
@@ -166,16 +166,16 @@ def lanes(
     **options: Any,
 ) -> Any:
     """An engine on some nodes, whose lanes import nothing of the stack unless that is asked for."""
-    from autotune.engine.cluster import nodes_of, of_one_kind
-    from autotune.engine.ray_engine import Place, RayEngine
+    from autotune.engine.cluster import Pool, nodes_of, of_one_kind
+    from autotune.engine.ray_engine import RayEngine
 
     folder.mkdir(parents=True, exist_ok=True)
     addresses = {f"node:{cluster.net}.{number + 1}" for number in on}
     there = of_one_kind(nodes_of(make_job(), folder))
     there = [node for node in there if addresses & node.resources.keys()]
-    place = Place(nodes=there, kind="cpu", count=1, address=cluster.address, span=span)
+    pool = Pool(nodes=there, kind="cpu", count=1, address=cluster.address, span=span)
     named = {"run": f"test-{secrets.token_hex(3)}", "preload": (), **options}
-    return RayEngine(folder=folder, place=place, at_once=at_once, **named)
+    return RayEngine(folder=folder, pool=pool, at_once=at_once, **named)
 
 
 def a_probe(folder: Path, key: str, worker: str = "stubs:waits_once") -> Call:

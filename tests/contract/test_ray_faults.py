@@ -51,8 +51,15 @@ def hear(engine: Any, until: Callable[[list[Any]], bool]) -> list[Any]:
     deadline = time.monotonic() + SOON_S
     while not until(news):
         assert time.monotonic() < deadline, news
-        news += engine.heard(1.0)
+        news += engine.news(1.0)
     return news
+
+
+def wait_for(what: Callable[[], bool], seconds: float = SOON_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def ticked(news: list[Any]) -> bool:
@@ -170,7 +177,7 @@ def test_two_at_once_are_on_two_nodes_and_a_stopped_one_ends_at_once(
             engine.begin(a_probe(tmp_path, key))
         hear(engine, lambda news: len({key for key, _ in news}) == 2)
         nodes_of = {cluster.of(pids(tmp_path / key)[0]) for key in ("0000", "0001")}
-        assert nodes_of == {2, 3} and engine.free == 0
+        assert nodes_of == {2, 3} and engine.free_places() == 0
         began = time.monotonic()
         engine.stop("0000", "it cannot win any more")
         found = measured(engine)
@@ -204,11 +211,13 @@ def test_what_nobody_asks_for_removes_itself(cluster: Nodes, tmp_path: Path) -> 
 
 
 @contextlib.contextmanager
-def driver(cluster: Nodes, run: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+def driver(
+    cluster: Nodes, run: str, folder: Path, span: int = 1
+) -> Iterator["subprocess.Popen[str]"]:
     """Another process that begins a probe."""
     command = [sys.executable, str(Path(__file__).with_name("ray_driver.py"))]
     process = subprocess.Popen(
-        [*command, cluster.address, run, str(folder)],
+        [*command, cluster.address, run, str(folder), str(span)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -230,20 +239,25 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 @pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("span", [1, 2])
 def test_a_driver_that_comes_back_hears_all_of_what_is_in_flight(
-    cluster: Nodes, tmp_path: Path
+    cluster: Nodes, tmp_path: Path, span: int
 ) -> None:
     run = f"back-{secrets.token_hex(3)}"
-    with driver(cluster, run, tmp_path) as process:
+    folders = [tmp_path / "0000", tmp_path / "0000" / "node-1"][:span]
+    with driver(cluster, run, tmp_path, span) as process:
         read_until(process, "tick")
+        wait_for(lambda: all((folder / "pids").exists() for folder in folders))
         process.kill()
-    (tmp_path / "0000" / "go").touch()
-    with opened(cluster, tmp_path, run=run) as engine:
+    for folder in folders:
+        (folder / "go").touch()
+    with opened(cluster, tmp_path, run=run, span=span) as engine:
         assert [call.key for call in engine.in_flight()] == ["0000"]
         news = hear(engine, ended)
         assert next(event for _, event in news)["number"] == 0
-        assert news[-1][1].measurement().outcome == "ok"
-        assert len(pids(tmp_path / "0000")) == 1
+        found = news[-1][1].measurement()
+        assert found.outcome == "ok" and len((found.node or "").split(", ")) == span
+        assert [len(pids(folder)) for folder in folders] == [1] * span
 
 
 @pytest.mark.usefixtures("two")

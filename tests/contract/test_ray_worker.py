@@ -65,6 +65,11 @@ def lanes(cluster: Nodes) -> int:
     return sum("ray::Lane" in process.name() for process in there if process.is_running())
 
 
+def text_of(file: Path) -> str:
+    """The text of a file; empty while there is none."""
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
 @pytest.mark.nightly("engine")
 def test_runs_are_at_work_at_once_and_return_to_the_queue_with_their_worker(
     tmp_path: Path, plan_cache: Path
@@ -89,7 +94,8 @@ def test_runs_are_at_work_at_once_and_return_to_the_queue_with_their_worker(
         worker.start()
         for run in (two, third):
             second = tmp_path / "works" / run["id"] / "attempt-2" / "events.jsonl"
-            until(second.exists, "another attempt")
+            until(lambda at=second: "standing" in text_of(at), "another attempt, and its lanes")
         worker.end(signal.SIGTERM)
         states = [client.get("run", run["id"])["state"] for run in (two, third)]
         assert states == ["queued", "queued"]
+        until(lambda: lanes(cluster) == 0, "its devices are given back")

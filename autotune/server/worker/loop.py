@@ -191,8 +191,8 @@ class WorkerLoop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         self._ending.set()
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(Task.end, self._tasks.values()))
+        with ThreadPoolExecutor(max_workers=len(self._tasks) or 1) as pool:
+            list(pool.map(Task.leave, self._tasks.values()))
         self.door.timeout_s = LEAVE_S
         for task in self._tasks.values():
             with contextlib.suppress(Away, AutotuneError, Lost, Refused, OSError, ValueError):

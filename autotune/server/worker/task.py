@@ -21,6 +21,8 @@ from autotune.server.worker.output import Shown, Tail
 
 CANCEL_S, GIVE_UP_S = 1.5, 30.0
 """Time for a command to end after a user, or the operator's limits, asked it to."""
+DEVICES_S = 8.0
+"""Time for a run to give a cluster's devices back; else they are free ten minutes later."""
 REPORT_S = 60.0
 """Time for a report to be made."""
 FIRST_S, PLAN_NICENESS = 3.0, 15
@@ -116,8 +118,11 @@ class Task:
         """Ask the command to end, for good."""
         if not self.has_ended:
             self._is_cancelled = True
-            on_ray = self.lease.kind == "run" and self._engine.name == "ray"
-            self._stop(GIVE_UP_S if on_ray else CANCEL_S)  # there it gives back what it has
+            self._stop(GIVE_UP_S if self._is_on_ray else CANCEL_S)  # there it gives back devices
+
+    @property
+    def _is_on_ray(self) -> bool:
+        return self.lease.kind == "run" and self._engine.name == "ray"
 
     def _stop(self, patience_s: float) -> None:
         if self._end_at == math.inf:
@@ -127,6 +132,15 @@ class Task:
     def lose(self) -> None:
         """End the command now: another worker does the work."""
         self.lost = True
+        self.end()
+
+    def leave(self) -> None:
+        """End its processes now; on Ray as soon as their devices are given back."""
+        if self._is_on_ray and not self.has_ended:
+            self._command.interrupt()
+            until = time.monotonic() + DEVICES_S
+            while not self.has_ended and time.monotonic() < until:
+                time.sleep(0.05)
         self.end()
 
     def end(self) -> None:

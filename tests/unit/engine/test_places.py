@@ -9,7 +9,7 @@ import pytest
 from autotune.engine.call import Call
 from autotune.engine.cluster import Node, of_one_kind, versions_here
 from autotune.engine.opening import EngineOptions, engine_of
-from autotune.engine.ray_engine import LaneHandle, Member, Place, RayEngine
+from autotune.engine.ray_engine import LaneHandle, Member, Pool, RayEngine
 from autotune.errors import MachineError, UserError
 from autotune.facts.host import HostFacts
 from autotune.probe.measure import shares_its_host
@@ -36,6 +36,15 @@ def node(name, gpus=8, cpus=64, kind="NVIDIA H100", *, problem="", sees=True):
 def test_nodes_of_the_kind_that_there_is_most_of_are_taken():
     nodes = [node("a", 4, kind="NVIDIA A100"), node("b"), node("c", problem="no GPU 7"), node("d")]
     assert [one.name for one in of_one_kind(nodes)] == ["b", "d"]
+    two = [
+        node("e", kind="NVIDIA L4"),
+        node("f", 1, kind="NVIDIA T4"),
+        node("g", 1, kind="NVIDIA T4"),
+    ]
+    assert [one.name for one in of_one_kind(two)] == ["e"]
+    assert [one.name for one in of_one_kind(two, span=2)] == ["f", "g"]
+    with pytest.raises(MachineError, match="over 3 machines"):
+        of_one_kind(two, span=3)
 
 
 def test_what_makes_nodes_useless_is_said():
@@ -54,7 +63,7 @@ def test_what_makes_nodes_useless_is_said():
     ],
 )
 def test_a_lane_asks_for_its_devices_and_its_part_of_the_cores(nodes, kind, count, asked):
-    assert Place(nodes=nodes, kind=kind, count=count, address="a:1").bundle == asked
+    assert Pool(nodes=nodes, kind=kind, count=count, address="a:1").bundle == asked
 
 
 def test_who_depends_on_what_a_node_shares_is_alone_there():

@@ -13,8 +13,8 @@ from autotune.probe.rank_replies import (
     WITH_OTHERS,
     clear_ranks,
     lagging_ranks,
+    merged_measurement,
     merged_reply,
-    of_machines,
     rank_folder,
 )
 from autotune.probe.ranks_worker import RankEnding, root_failure
@@ -61,11 +61,11 @@ def test_machines_are_numbered_on_and_the_failure_that_others_followed_is_theirs
         return merged_reply([reply(), reply(**fields)], first) | {"node": node}
 
     both = [machine(0, "a", tokens_per_s=9.0), machine(2, "b", peak_memory_bytes=7)]
-    found = of_machines(both, tmp_path)
+    found = merged_measurement(both, tmp_path)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert (found["node"], found["peak_memory_bytes"]) == ("a, b", 7)
     above = machine(2, "b", outcome="oom", peak_memory_bytes=9)
-    assert of_machines([both[0], above], tmp_path)["failed_rank"] == 3
+    assert merged_measurement([both[0], above], tmp_path)["failed_rank"] == 3
 
     for rank, at in ((0, 20), (3, 10)):
         file = rank_folder(tmp_path, rank).reply
@@ -78,9 +78,9 @@ def test_machines_are_numbered_on_and_the_failure_that_others_followed_is_theirs
     silent = reply(outcome="crash", reason="ended by SIGSEGV", node="b")
     full = reply(outcome="oom", failure={"type": "O"}, node="b", failed_rank=3)
     for other in (earlier, silent, full):
-        assert of_machines([crashed, other], tmp_path) == other
+        assert merged_measurement([crashed, other], tmp_path) == other
     for other in (stopped, both[1]):
-        assert of_machines([crashed, other], tmp_path) == crashed
+        assert merged_measurement([crashed, other], tmp_path) == crashed
 
 
 @pytest.mark.parametrize(

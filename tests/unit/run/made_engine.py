@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.engine.call import Call, Ended, Heard
+from autotune.engine.call import Call, Ended, News
 from autotune.probe.protocol import Measurement
 from autotune.process.messages import read_json
 from autotune.space.knobs import Candidate, from_knobs
@@ -26,15 +26,14 @@ class MadeEngine:
         self.at_once, self.most, self.stopped = at_once, 0, dict[str, str]()
         self._answer, self._flying = answer, dict[str, Call]()
 
-    @property
-    def free(self) -> int:
+    def free_places(self) -> int:
         return self.at_once - len(self._flying)
 
     def begin(self, call: Call) -> None:
         self._flying[call.key] = call
         self.most = max(self.most, len(self._flying))
 
-    def heard(self, timeout_s: float) -> Sequence[Heard]:
+    def news(self, timeout_s: float) -> Sequence[News]:
         key = next(iter(self._flying))
         return [(key, Ended(result=self._answer(self._flying.pop(key)).plain()))]
 

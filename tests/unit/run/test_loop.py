@@ -386,7 +386,7 @@ def test_what_a_result_rules_out_in_flight_is_stopped(tmp_path, monkeypatch):
     )
     for candidate, watched in ((small, True), (large, True), (large, False)):
         flights.begin(*stub.session.study.ask_for(candidate), watched=watched)
-    assert flights.ended().outcome == "oom"
+    assert flights.next_ending().outcome == "oom"
     flights.stop(loop.rule_out(stub.session, stub.records))
     assert list(engine.stopped) == ["0001"]  # not what is measured to its end
 

@@ -47,7 +47,7 @@ class OneByOne(MadeEngine):
         self._start_s = 0.0  # of the first one alone
         super().begin(call)
 
-    def heard(self, timeout_s):
+    def news(self, timeout_s):
         self.clock.now += 1.0
         (key,) = self._flying
         _, said = self._said[key][2].pop(0)

@@ -16,6 +16,7 @@ from autotune.estimate.speed.ceilings import (
     MatmulRate,
     OperatorRate,
 )
+from autotune.estimate.speed.shapes import ShapeTimes, nonnegative_fit
 from autotune.estimate.speed.step_time import (
     FORWARD_SHARE,
     TERMS,
@@ -26,7 +27,6 @@ from autotune.estimate.speed.step_time import (
     with_offloading,
     work_time,
 )
-from autotune.estimate.speed.variants import ShapeTimes, nonnegative_fit
 from autotune.probe.throughput import MicroStep, throughput
 from benchmarks.ranking import rank_correlation, top_k_regret
 
