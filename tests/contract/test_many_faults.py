@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_three_hundred_faulty_children_leave_parent_and_server_flat(tmp_path: Pa
                 pids += stage.pids()
             if number in (99, 299):
                 stage.run("says_its_surroundings", names=[])
+                time.sleep(2.0)  # the thread that watched the child ends after it
                 parent = (stage.folder.path / "surroundings").read_text("utf-8").splitlines()[0]
                 seen[number] = [held(os.getpid()), held(int(parent))]
     for before, after in zip(seen[99], seen[299], strict=True):
