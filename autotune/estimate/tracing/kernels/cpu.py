@@ -134,19 +134,10 @@ def _measured_bytes(operator: Any, args: Any, kwargs: Any) -> int:
 
 def peak_bytes(profiler: Any) -> int:
     """Return the peak of the bytes given out while the profiler ran (`profile_memory=True`)."""
-    live: dict[int, int] = {}
-    current = peak = 0
-    for _, size, address in sorted(_allocations(profiler)):
-        if size > 0:
-            live[address] = size
-            current += size
-            peak = max(peak, current)
-        else:
-            current -= live.pop(address, 0)
-    return peak
+    return max(phase_peaks(profiler).values(), default=0)
 
 
-def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]]) -> dict[str, int]:
+def phase_peaks(profiler: Any, marks: Sequence[tuple[int, str]] = ()) -> dict[str, int]:
     """Return that peak of each phase.
 
     Args:
