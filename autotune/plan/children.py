@@ -13,6 +13,7 @@ from autotune.estimate.protocol import POINT, EstimateReply
 from autotune.facts.host import cores
 from autotune.plain_data import NONSENSE
 from autotune.plan.cache import NO_ANSWER
+from autotune.plan.grid import Trace
 from autotune.plan.progress import Progress
 from autotune.plan.variants import VariantTask
 from autotune.process.child_server import PRELOAD, ChildServer
@@ -79,6 +80,13 @@ class _TaskCount:
         left = len(self._task.members) - self._counted
         if left:
             self._count.add(left)
+
+
+def in_children(server: ChildServer, folder: Path, progress: Progress) -> Trace:
+    """Return a function that traces tasks in children, with their files in `folder`."""
+    return lambda tasks, name, hear: traced_in_children(
+        tasks, server, folder / name, progress, hear
+    )
 
 
 def traced_in_children(

@@ -14,15 +14,10 @@ not follow well from these, so that of the first candidate all layers are traced
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from autotune.estimate.estimate import Estimate
 from autotune.estimate.formula.devices import sharded_point, zero_of_request
 from autotune.estimate.protocol import EstimateReply, EstimateRequest, Point
-from autotune.estimate.speed.ceilings import Ceilings
-from autotune.plan.candidates import KnownSpeeds, estimates_of
-from autotune.plan.children import traced_in_children
 from autotune.plan.engine_tasks import (
     Rank,
     TaskRecord,
@@ -31,11 +26,9 @@ from autotune.plan.engine_tasks import (
     with_work_of,
 )
 from autotune.plan.exchange import trained_parameters
-from autotune.plan.grid import Trace, most_traced, traced_where_promising
-from autotune.plan.progress import Progress
+from autotune.plan.grid import Estimates, Trace, most_traced, traced_where_promising
 from autotune.plan.trace_choice import (
     LIKELY,
-    PROMISING,
     RULED_OUT,
     Effort,
     rank,
@@ -43,7 +36,6 @@ from autotune.plan.trace_choice import (
     to_trace,
 )
 from autotune.plan.variants import Member, VariantTask
-from autotune.process.child_server import ChildServer
 from autotune.space.quantization import trains_wide
 from autotune.space.sharding.sharding import Sharding, heaviest_ranks
 
@@ -55,59 +47,37 @@ Report = Callable[[Mapping[int, EstimateReply]], None]
 """A function that receives replies, by the place of their task, in place of earlier ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceBudget:
-    """The limits of a plan's traces.
-
-    Attributes:
-        limit: what a process may take on the device. Bytes.
-        ceilings: of the device; None: speeds are not known, and every engine is traced.
-        effort: how many engines are traced.
-        speeds: what was worked out of the ceilings.
-    """
-
-    limit: int
-    ceilings: Ceilings | None
-    effort: Effort = PROMISING
-    speeds: KnownSpeeds = field(default_factory=dict)
-
-    def estimates(self, task: VariantTask, reply: EstimateReply) -> dict[str, Estimate]:
-        """Return the estimate of each candidate of a task, by its key."""
-        return estimates_of([task], [reply], self.limit, ceilings=self.ceilings, speeds=self.speeds)
-
-
 def answered(
     tasks: Sequence[VariantTask],
-    budget: TraceBudget,
-    server: ChildServer,
-    folder: Path,
-    progress: Progress,
+    effort: Effort,
+    estimates: Estimates,
+    trace: Trace,
     report: Report | None = None,
-    trace: Trace | None = None,
+    *,
+    with_speeds: bool,
 ) -> list[EstimateReply]:
     """Return the reply to each task.
 
     Args:
-        trace: takes the place of traces in children of `server`.
+        effort: how many engines are traced.
+        estimates: returns those of a task's candidates by its reply.
         report: receives the replies as they come.
+        with_speeds: whether speeds are known; else every engine is traced.
     """
-    trace = trace or (
-        lambda subset, name, hear: traced_in_children(subset, server, folder / name, progress, hear)
-    )
-    if budget.ceilings is not None:
-        trace = traced_where_promising(trace, budget.estimates, most_traced(budget.effort))
-    traces = EngineTraces(tasks, budget, trace, report)
+    if with_speeds:
+        trace = traced_where_promising(trace, estimates, most_traced(effort))
+    traces = EngineTraces(tasks, effort, estimates, trace, report)
     engines = [record for record in traces.records if record.task.engine]
-    by_formula = budget.ceilings is not None or budget.effort.first == 0
+    by_formula = with_speeds or effort.first == 0
     if not by_formula or not engines:
         traces.trace(traces.records)
     else:
         traces.trace_without_engines()
-        if budget.effort.first is None or len(engines) <= budget.effort.first:
+        if effort.first is None or len(engines) <= effort.first:
             traces.trace(engines)
         else:
             traces.trace_first()
-    if engines and budget.effort.settled:
+    if engines and effort.settled:
         traces.settle()
     return [record.reply for record in traces.records]
 
@@ -118,12 +88,14 @@ class EngineTraces:
     def __init__(
         self,
         tasks: Sequence[VariantTask],
-        budget: TraceBudget,
+        effort: Effort,
+        estimates: Estimates,
         trace: Trace,
         report: Report | None = None,
     ) -> None:
         self.records = [TaskRecord(number=n, task=task) for n, task in enumerate(tasks)]
-        self._budget, self._trace, self._report = budget, trace, report
+        self._effort, self._estimates = effort, estimates
+        self._trace, self._report = trace, report
 
     def _tell(self, records: Sequence[TaskRecord]) -> None:
         if self._report is not None:
@@ -158,7 +130,7 @@ class EngineTraces:
     def trace_first(self) -> None:
         """Trace engines until those of the first tasks are traced."""
         self._rank()
-        while chosen := to_trace(self.records, self._budget.effort):
+        while chosen := to_trace(self.records, self._effort):
             self.trace(first_of_kinds(chosen))
             for record in self.records:
                 record.nearest = nearest_traced(record, self.records)
@@ -221,7 +193,7 @@ class EngineTraces:
         assert record.formula is not None
         _, member = self._first(record, record.reply)
         task = dataclasses.replace(record.task, members=(member,))
-        formula = self._budget.estimates(task, record.formula)[member.candidate.key]
+        formula = self._estimates(task, record.formula)[member.candidate.key]
         return max(1.0, -amount / formula.tokens_per_s) if formula.tokens_per_s else 1.0
 
     def _first(
@@ -229,7 +201,7 @@ class EngineTraces:
     ) -> tuple[Rank, Member]:
         """Return (the rank of a task's first candidate by this reply, that candidate)."""
         task = representatives(record.task)
-        estimates = self._budget.estimates(task, reply)
+        estimates = self._estimates(task, reply)
         ranked = [
             (
                 rank(

@@ -16,11 +16,13 @@ from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
 from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts
+from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import KnownSpeeds, estimates_of
-from autotune.plan.device import allocator_limit
-from autotune.plan.engines import Report, TraceBudget, answered
+from autotune.plan.children import in_children
+from autotune.plan.device import WORTH_MEASURING, allocator_limit, ceilings_of
+from autotune.plan.engines import Report, answered
 from autotune.plan.exchange import with_server
 from autotune.plan.grid import Trace
 from autotune.plan.least_memory import ruled_out
@@ -69,6 +71,16 @@ class Estimator:
         """Return the estimator of a plan that was made before, with all its replies."""
         return dataclasses.replace(self, remembered=iter(replies))
 
+    def with_ceilings(self, kind: DeviceKind | None, candidates: int) -> Self:
+        """Return the same with the rates of the device: of its kind from a table, else measured
+        once, where there are many candidates to rank."""
+        facts, server, folder = self.facts, self.server, self.folder / "ceilings"
+        many = candidates >= WORTH_MEASURING
+        ceilings = ceilings_of(
+            facts, kind, self.cache, server, folder, self.progress, worth_measuring=many
+        )
+        return dataclasses.replace(self, ceilings=ceilings)
+
     @cached_property
     def _settings(self) -> SettingsOfJob:
         return SettingsOfJob(self.job, self.facts)
@@ -108,11 +120,15 @@ class Estimator:
             if report is not None:
                 report(dict(enumerate(replies)))
             return replies
-        budget = TraceBudget(
-            limit=self.limit, ceilings=self.ceilings, effort=self.effort, speeds=self._speeds
-        )
         folder = self.folder / f"{next(self._numbers):03d}"
-        replies = answered(tasks, budget, self.server, folder, self.progress, report, self.trace)
+        replies = answered(
+            tasks,
+            self.effort,
+            lambda task, reply: self.combined([task], [reply]),
+            self.trace or in_children(self.server, folder, self.progress),
+            report,
+            with_speeds=self.ceilings is not None,
+        )
         self.kept.extend(replies)
         return replies
 

@@ -19,7 +19,7 @@ from autotune.plan.answer import Answer, OtherDtype, answer_of, in_other_dtype
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import trace_server
 from autotune.plan.choices import Choice, order
-from autotune.plan.device import WORTH_MEASURING, ceilings_of, placed, planned_facts, planned_limit
+from autotune.plan.device import placed, planned_facts, planned_limit
 from autotune.plan.draft import Draft
 from autotune.plan.estimator import Estimator
 from autotune.plan.first_estimate import show_first
@@ -237,28 +237,17 @@ def _estimator(
     progress: Progress | None,
 ) -> Estimator:
     """Return the estimator of a job; with speeds where they are in a table, or worth measuring."""
-    cache, progress = PlanCache.of_user(), progress or Progress()
-    ceilings = ceilings_of(
-        facts,
-        kind,
-        cache,
-        server,
-        run.path / "ceilings",
-        progress,
-        worth_measuring=len(space.candidates) >= WORTH_MEASURING,
-    )
-    return Estimator(
+    estimator = Estimator(
         job=job,
         facts=facts,
         limit=planned_limit(job, facts),
         server=server,
         folder=run.path / "traces",
         rows=run.rows,
-        ceilings=ceilings,
         effort=effort,
-        cache=cache,
-        progress=progress,
+        progress=progress or Progress(),
     )
+    return estimator.with_ceilings(kind, len(space.candidates))
 
 
 def _assumed_rows(job: Job) -> tuple[str, ...]:

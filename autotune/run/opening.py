@@ -22,7 +22,6 @@ from autotune.job.job import Job
 from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.candidates import TYPICAL_PROCESS
 from autotune.plan.children import untraced
-from autotune.plan.device import WORTH_MEASURING, ceilings_of
 from autotune.plan.estimator import Estimator
 from autotune.plan.progress import Progress
 from autotune.probe.survey import (
@@ -274,16 +273,7 @@ def expected(
     if not missing and bounds.keys() <= stored.estimates.keys():
         return stored
     estimator.progress.estimating(len(space.candidates))
-    ceilings = ceilings_of(
-        estimator.facts,
-        None,
-        estimator.cache,
-        estimator.server,
-        estimator.folder / "ceilings",
-        estimator.progress,
-        worth_measuring=here and len(space.candidates) >= WORTH_MEASURING,
-    )
-    estimator = dataclasses.replace(estimator, ceilings=ceilings)
+    estimator = estimator.with_ceilings(None, len(space.candidates) if here else 0)
     replies = estimator.replies(missing)
     estimates = {**bounds, **stored.estimates, **estimator.combined(missing, replies)}
     expectations = _with(estimates, stored, replies, estimator)

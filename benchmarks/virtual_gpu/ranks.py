@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.plan.candidates import estimates_of  # noqa: E402
-from autotune.plan.engines import TraceBudget, answered  # noqa: E402
+from autotune.plan.children import in_children  # noqa: E402
+from autotune.plan.engines import answered  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
 from autotune.plan.trace_choice import EVERY  # noqa: E402
 from autotune.plan.variants import variant_tasks  # noqa: E402
@@ -130,10 +131,14 @@ def compare(case: Row, server: ChildServer, folder: Path, known: Row | None) -> 
     (task,) = variant_tasks(
         [settings(job, facts, candidate)], rows=run.rows, limit=NO_LIMIT, cache=None
     )
-    budget = TraceBudget(limit=NO_LIMIT, ceilings=None, effort=EVERY)
-    replies = answered([task], budget, server, folder / "traces", Progress())
+    trace = in_children(server, folder / "traces", Progress())
+    replies = answered([task], EVERY, _estimates, trace, with_speeds=False)
     plan = estimates_of([task], replies, NO_LIMIT)[candidate.key]
     return {**known, "plan": _planned(plan)}
+
+
+def _estimates(task: Any, reply: Any) -> Any:
+    return estimates_of([task], [reply], NO_LIMIT)
 
 
 def _figures(found: Measurement) -> Row:

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from autotune.plan.candidates import estimates_of  # noqa: E402
-from autotune.plan.children import trace_server  # noqa: E402
+from autotune.plan.children import in_children, trace_server  # noqa: E402
 from autotune.plan.device import placed, planned_facts  # noqa: E402
-from autotune.plan.engines import TraceBudget, answered  # noqa: E402
+from autotune.plan.engines import answered  # noqa: E402
 from autotune.plan.progress import Progress  # noqa: E402
 from autotune.plan.trace_choice import Effort  # noqa: E402
 from autotune.plan.variants import variant_tasks  # noqa: E402
@@ -43,10 +43,13 @@ from benchmarks.virtual_gpu.ranks import FACTORS, NO_LIMIT, drawn, job_of  # noq
 
 HERE = Path(__file__).parent
 KIND = "a100-80gb"
-BUDGET = TraceBudget(limit=NO_LIMIT, ceilings=None, effort=Effort(first=0))
 LIMITS = (0.9, 0.95, 1.05, 1.1, 1.2, 1.5)
 """Of what was really reserved."""
 Row = dict[str, Any]
+
+
+def _estimates(task: Any, reply: Any) -> Any:
+    return estimates_of([task], [reply], NO_LIMIT)
 
 
 def by_formula(case: Row, known: Row, server: ChildServer, folder: Path) -> Row:
@@ -64,7 +67,8 @@ def by_formula(case: Row, known: Row, server: ChildServer, folder: Path) -> Row:
         return {"failure": "another candidate than was recorded"}
     chosen = [settings(job, facts, candidate)]
     tasks = variant_tasks(chosen, rows=run.rows, limit=NO_LIMIT, cache=None)
-    replies = answered(tasks, BUDGET, server, folder / "traces", Progress())
+    trace = in_children(server, folder / "traces", Progress())
+    replies = answered(tasks, Effort(first=0), _estimates, trace, with_speeds=False)
     estimate = estimates_of(tasks, replies, NO_LIMIT)[candidate.key]
     return {
         "formula_bytes": estimate.peak_reserved_bytes,

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
-from autotune.plan import engines as answering
 from autotune.plan.candidates import estimates_of, speed_of
 from autotune.plan.engine_tasks import (
     TaskRecord,
@@ -19,15 +18,20 @@ from autotune.plan.engine_tasks import (
 from autotune.plan.engines import (
     MOST_SETTLED,
     EngineTraces,
-    TraceBudget,
     answered,
     bases,
     formula_replies,
 )
-from autotune.plan.progress import Progress
-from autotune.plan.trace_choice import EVERY, FIRST, Effort, rank, representatives, to_trace
+from autotune.plan.trace_choice import (
+    EVERY,
+    FIRST,
+    PROMISING,
+    Effort,
+    rank,
+    representatives,
+    to_trace,
+)
 from autotune.plan.variants import variant_tasks
-from autotune.process.child_server import ChildServer
 from autotune.space.sharding.sharding import DATA_PARALLEL, Sharding
 from tests.unit.builders import make_estimate, make_facts, make_job, make_space
 from tests.unit.run.test_expectations import CEILINGS, ELEMENTWISE
@@ -218,14 +222,18 @@ def with_size(size, sigma):
     return replace(known, missing_bytes=None if fits else 1, retries=0)
 
 
-def settled(monkeypatch, whole_bytes, stages=(3,)):
+def estimates_within(limit, ceilings=None):
+    return lambda task, reply: estimates_of([task], [reply], limit, ceilings=ceilings)
+
+
+def settled(whole_bytes, stages=(3,)):
     """Answers where all engines were traced with few layers, settled; which tasks were whole."""
     engines = [task for task in tasks() if task.engine]
     few = [task for task in engines if task.request.sharding["zero_stage"] in stages][:3]
     few_bytes = POINT.peak_reserved_bytes
     asked = []
 
-    def traced(some, servers, folder, progress, hear):
+    def traced(some, name, hear):
         asked.extend(one.request for one in some if one.request.all_layers)
         sigma = 0.0 if some[0].request.all_layers else 0.07
         sizes = [whole_bytes + one.request.rank if sigma == 0 else few_bytes for one in some]
@@ -237,30 +245,26 @@ def settled(monkeypatch, whole_bytes, stages=(3,)):
             hear(place, one)
         return replies
 
-    monkeypatch.setattr(answering, "traced_in_children", traced)
-    wanted = TraceBudget(limit=2**36, ceilings=None, effort=EVERY)
-    return answered(few, wanted, ChildServer(Path("nowhere")), Path("nowhere"), Progress()), asked
+    return answered(few, EVERY, estimates_within(2**36), traced, with_speeds=False), asked
 
 
-def test_of_the_first_candidate_all_layers_are_traced(monkeypatch):
-    replies, asked = settled(monkeypatch, whole_bytes=2 * POINT.peak_reserved_bytes)
+def test_of_the_first_candidate_all_layers_are_traced():
+    replies, asked = settled(whole_bytes=2 * POINT.peak_reserved_bytes)
     assert [len(one.points) for one in asked] == [1]
     sigmas = [point.sigma for one in replies for point in one.points]
     assert sorted(sigmas) == [0.0] + [0.07] * (len(sigmas) - 1)
 
 
-def test_in_stages_1_and_2_the_first_and_the_last_process_are_traced_and_the_larger_counts(
-    monkeypatch,
-):
-    replies, asked = settled(monkeypatch, POINT.peak_reserved_bytes, stages=(1, 2))
+def test_in_stages_1_and_2_the_first_and_the_last_process_are_traced_and_the_larger_counts():
+    replies, asked = settled(POINT.peak_reserved_bytes, stages=(1, 2))
     last = asked[0].sharding["num_processes"] - 1
     assert [one.rank for one in asked] == [0, last]
     (point,) = (point for one in replies for point in one.points if point.sigma == 0)
     assert point.peak_reserved_bytes == POINT.peak_reserved_bytes + last
 
 
-def test_a_candidate_that_does_not_fit_with_all_layers_makes_room_for_the_next(monkeypatch):
-    _, asked = settled(monkeypatch, whole_bytes=2**37)
+def test_a_candidate_that_does_not_fit_with_all_layers_makes_room_for_the_next():
+    _, asked = settled(whole_bytes=2**37)
     assert len(asked) == MOST_SETTLED
     assert len({repr(one) for one in asked}) == MOST_SETTLED
 
@@ -398,7 +402,7 @@ def test_the_curves_of_what_is_traced_later_are_those_of_copies_still():
         for place, task in enumerate(some):
             hear(place, replace(reply([POINT] * len(task.request.points)), shapes=shapes))
 
-    traces = EngineTraces(tasks(), TraceBudget(limit=1, ceilings=None), trace)
+    traces = EngineTraces(tasks(), Effort(first=None), estimates_within(1), trace)
     traces.trace_without_engines()
     first, second = (traces.records[number] for number in two_of_a_kind())
     traces.trace([first])
@@ -432,8 +436,8 @@ def test_a_way_that_cannot_be_traced_ends_no_plan(fails: tuple[str, ...]) -> Non
                 answer = replace(reply([]), problem="it broke")
             hear(place, answer)
 
-    budget = TraceBudget(limit=2**36, ceilings=CEILINGS)
-    traces = EngineTraces(way, budget, trace, known.update)
+    estimates = estimates_within(2**36, CEILINGS)
+    traces = EngineTraces(way, PROMISING, estimates, trace, known.update)
     traces.trace_without_engines()
     traces.trace_first()
     problems = [answer.problem or answer.engine_problem for answer in known.values()]

@@ -67,7 +67,7 @@ def test_what_cannot_fit_is_estimated_without_a_trace(tmp_path):
 def test_the_same_plan_gets_its_replies_again_in_the_same_portions(tmp_path, monkeypatch):
     asked = []
 
-    def answered(tasks, *_):
+    def answered(tasks, *_, **__):
         asked.append(len(tasks))
         return [untraced(str(number)) for number in range(len(tasks))]
 

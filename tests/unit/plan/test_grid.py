@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.estimate.protocol import EstimateReply, PointReply, ShapeWork
-from autotune.plan.engines import TraceBudget
+from autotune.plan.candidates import estimates_of
 from autotune.plan.grid import BETWEEN, MOST, ends_of, traced_where_promising
 from autotune.plan.variants import variant_tasks
 from autotune.space.checkpointing import LEANEST_FIRST, value_in
@@ -98,7 +98,9 @@ def traced_at(limit, most=MOST, heard=None):
             hear(place, reply)
         return replies
 
-    estimates = TraceBudget(limit=limit, ceilings=CEILINGS).estimates
+    def estimates(task, reply):
+        return estimates_of([task], [reply], limit, ceilings=CEILINGS)
+
     found = traced_where_promising(trace, estimates, most)(asked, "copies", heard)
     return values, dict(zip(map(value_of, asked), found, strict=True))
 
