@@ -8,6 +8,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from autotune.facts import Facts, devices
 from autotune.facts.host import host_limit, memory_kills
 from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
-from autotune.probe.outcome import disturbed, is_by_another, name_outcome, of_both
+from autotune.probe.outcome import cut_short, disturbed, is_by_another, name_outcome, of_both
 from autotune.probe.protocol import Measurement, ProbeRequest
 from autotune.probe.rank_replies import (
     SILENT,
@@ -89,7 +90,7 @@ def measure(
     Raises:
         MachineError: it crashed on a full disk, which says nothing of it.
     """
-    occupied = _busy_measurement(request)
+    occupied = busy_measurement(_gpus(request))
     if occupied is not None:
         return occupied
     compile_before(server, request)
@@ -266,18 +267,16 @@ def _in_time(
     if task.part.nodes > 1:
         limits = dataclasses.replace(limits, stall_s=MEET_S)
     measurement = measure(server, folder, task.request, limits, watch, task.worker)
-    hung = measurement.inferred
-    if measurement.outcome == "timeout" and not hung and limits.wall_s < task.own_s:
-        reason = f"the total budget left it {limits.wall_s:.0f} s"
-        measurement = dataclasses.replace(measurement, outcome="interrupted", reason=reason)
-    return measurement
+    return cut_short(measurement, task.own_s, most_s)
 
 
-def _busy_measurement(request: ProbeRequest) -> Measurement | None:
-    """Return the `busy` measurement where other processes compute on the GPU; None: none do."""
-    if request.device_kind != "cuda":
-        return None
-    for index in (request.device_index, *request.peers):
+def _gpus(request: ProbeRequest) -> tuple[int, ...]:
+    return (request.device_index, *request.peers) if request.device_kind == "cuda" else ()
+
+
+def busy_measurement(gpus: Iterable[int]) -> Measurement | None:
+    """Return the `busy` measurement where other processes compute on the GPUs; None: none do."""
+    for index in gpus:
         gpu = devices.gpu(index)
         if gpu.is_busy:
             return Measurement(
@@ -291,10 +290,10 @@ def _busy_measurement(request: ProbeRequest) -> Measurement | None:
 def _joined_measurement(request: ProbeRequest) -> Measurement | None:
     """Return the same after a probe: others are looked for twice, as a driver may list a process
     that has just ended."""
-    if _busy_measurement(request) is None:
+    if busy_measurement(_gpus(request)) is None:
         return None
     time.sleep(ENDED_S)
-    return _busy_measurement(request)
+    return busy_measurement(_gpus(request))
 
 
 def describe_processes(gpu: devices.DeviceFacts) -> str:

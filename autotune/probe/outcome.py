@@ -6,6 +6,7 @@ process ended and the memory it held; never by the text of a log.
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.errors import user_error
@@ -88,12 +89,12 @@ def name_outcome(
     if ending.why == "host":
         return _beyond_host(ending.host, request)
     if ending.why == "stopped":
-        return _stopped_measurement(ending)
+        return stopped_measurement(ending.stop_reason or "it cannot win", ending.events)
     if ending.why == "wall":
         return Measurement(
             outcome="timeout",
             reason=f"still running after {ending.seconds:.0f} s",
-            processor_wait_share=_last_share(ending),
+            processor_wait_share=_last_share(ending.events),
         )
     if ending.why == "stall":
         return _stalled(ending, request)
@@ -145,20 +146,21 @@ def busy_text(share: float) -> str:
     return f"the machine was busy {share:.0%} of the time"
 
 
-def _last_share(ending: Ending) -> float | None:
+def _last_share(events: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the last share of waiting that a child reported before it was ended."""
-    shares = [event[WAITED] for event in ending.events if event.get(WAITED) is not None]
+    shares = [event[WAITED] for event in events if event.get(WAITED) is not None]
     return shares[-1] if shares else None
 
 
-def _stopped_measurement(ending: Ending) -> Measurement:
-    if ending.stop_reason == INTERRUPTED:
+def stopped_measurement(reason: str, events: Sequence[Mapping[str, Any]]) -> Measurement:
+    """Return the measurement of a probe that was ended on purpose, by what it reported so far."""
+    if reason == INTERRUPTED:
         return Measurement(outcome="interrupted", reason=INTERRUPTED)
-    estimates = [event for event in ending.events if event.get("event") == "estimate"]
+    estimates = [event for event in events if event.get("event") == "estimate"]
     return Measurement(
-        processor_wait_share=_last_share(ending),
+        processor_wait_share=_last_share(events),
         outcome="stopped",
-        reason=ending.stop_reason or "it cannot win",
+        reason=reason,
         tokens_per_s=estimates[-1].get("tokens_per_s") if estimates else None,
         relative_uncertainty=estimates[-1].get("relative_uncertainty") if estimates else None,
     )
@@ -218,6 +220,15 @@ def of_both(first: Measurement, second: Measurement) -> Measurement:
         named, reason = "crash", f"{second.reason}, twice: something ends it each time"
     seconds = round(first.seconds + second.seconds, 4)
     return dataclasses.replace(second, outcome=named, reason=reason, seconds=seconds)
+
+
+def cut_short(measurement: Measurement, own_s: float, most_s: float) -> Measurement:
+    """Return a probe that had less than its own time as interrupted, where it took all of that:
+    with more it might have ended well. One that hung would have hung."""
+    if measurement.outcome != "timeout" or measurement.inferred or most_s >= own_s:
+        return measurement
+    reason = f"the total budget left it {max(most_s, 0.0):.0f} s"
+    return dataclasses.replace(measurement, outcome="interrupted", reason=reason)
 
 
 def _silent(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measurement:

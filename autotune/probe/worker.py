@@ -56,7 +56,14 @@ def probe(folder: ChildFolder, request: ProbeRequest, place: Place | None = None
     except BaseException as error:
         if memory is not None:
             memory.lift()
-        measurement = _failed_measurement(request, memory, stages, error)
+        measurement = failed_measurement(
+            error,
+            stages.current,
+            request.device_kind,
+            memory,
+            request.memory_limit_bytes,
+            {} if memory is None else with_vllm(memory.figures(), request),
+        )
     stages.enter("end")
     data = {**measurement.plain(), "stages_s": stages.seconds}
     write_json(folder.reply, data)
@@ -115,21 +122,28 @@ def _unloaded_kernel(error: BaseException) -> str:
     return " (the package kernels is, but what it loads from the hub did not come: no network?)"
 
 
-def _failed_measurement(
-    request: ProbeRequest,
-    memory: CpuMemory | CudaMemory | None,
-    stages: Stages,
+def failed_measurement(
     error: BaseException,
+    stage: str,
+    device_kind: str,
+    memory: CpuMemory | CudaMemory | None,
+    limit_bytes: int | None,
+    figures: dict[str, Any],
 ) -> Measurement:
-    outcome = outcome_of(error, stages.current, request.device_kind)
+    """Return the measurement of a training that an error has ended in a stage.
+
+    Args:
+        memory: of its process; None: the error came before it was watched.
+        figures: of the memory until then.
+    """
+    outcome = outcome_of(error, stage, device_kind)
     failure = Failure(
         type=type(error).__name__,
         message=f"{error}{_unloaded_kernel(error)}"[:4000],
         traceback="".join(traceback.format_exception(error))[-8000:],
-        stage=stages.current,
+        stage=stage,
         knobs=getattr(error, "knobs", []),
     )
-    figures = with_vllm(memory.figures(), request) if memory is not None else {}
     missing = memory.missing_bytes(error) if memory is not None and outcome == "oom" else None
     if outcome == "host_oom":
         missing = missing_on_host(error)
@@ -140,7 +154,7 @@ def _failed_measurement(
     return Measurement(
         outcome=outcome,
         reason=f"{failure.type} in {where}: {first_line[:300]}",
-        memory_limit_bytes=request.memory_limit_bytes,
+        memory_limit_bytes=limit_bytes,
         missing_bytes=missing,
         failure=failure.plain(),
         **figures,

@@ -12,14 +12,15 @@ from typing import Any
 from autotune.errors import AutotuneError, user_error
 from autotune.facts import devices
 from autotune.plain_data import NONSENSE
-from autotune.probe.measure import describe_processes
+from autotune.probe.measure import busy_measurement
 from autotune.probe.outcome import (
-    INTERRUPTED,
     NEAR_LIMIT,
+    cut_short,
     disturbed,
     is_by_another,
     measurement_of_reply,
     of_both,
+    stopped_measurement,
 )
 from autotune.probe.protocol import Measurement
 from autotune.probe.rank_replies import clear_ranks, merged_reply, rank_folder
@@ -146,7 +147,7 @@ def _started_once(
     server: ChildServer, folder: ChildFolder, task: StartTask, most_s: float, watch: Watcher | None
 ) -> Measurement:
     gpus = (task.device.index, *task.device.peers) if task.device.kind == "cuda" else ()
-    busy = _busy(gpus)
+    busy = busy_measurement(gpus)
     if busy is not None:
         return busy
     write_request(
@@ -167,19 +168,7 @@ def _started_once(
     measurement = disturbed(measurement) if task.timed else measurement
     measurement = dataclasses.replace(measurement, seconds=round(report.seconds, 4))
     write_json(folder.measurement, measurement.plain())
-    if measurement.outcome == "timeout" and most_s < task.own_s:
-        reason = f"the total budget left it {most_s:.0f} s"
-        return dataclasses.replace(measurement, outcome="interrupted", reason=reason)
-    return measurement
-
-
-def _busy(gpus: tuple[int, ...]) -> Measurement | None:
-    for index in gpus:
-        gpu = devices.gpu(index)
-        if gpu.is_busy:
-            others = [dataclasses.asdict(process) for process in gpu.processes]
-            return Measurement(outcome="busy", reason=describe_processes(gpu), processes=others)
-    return None
+    return cut_short(measurement, task.own_s, most_s)
 
 
 def _stop(
@@ -210,24 +199,14 @@ def _named(
         reason = f"rank {rank} of {processes}: {measurement.reason}"
         return dataclasses.replace(measurement, failed_rank=rank, reason=reason)
     if report.stop_reason is not None:
-        return _stopped(folder, report.stop_reason)
+        events = ProgressReader(folder.progress).new_events()
+        return stopped_measurement(report.stop_reason, events)
     if report.timed_out:
         reason = f"still running after {report.seconds:.0f} s"
         return Measurement(outcome="timeout", reason=reason)
     if len(received) == processes:
         return measurement_of_reply(received[0] if processes == 1 else merged_reply(received))
     return _silent(folder.path, report, kind, limit_bytes)
-
-
-def _stopped(folder: ChildFolder, reason: str) -> Measurement:
-    if reason == INTERRUPTED:
-        return Measurement(outcome="interrupted", reason=reason)
-    events = ProgressReader(folder.progress).new_events()
-    estimates = [event for event in events if event.get("event") == "estimate"]
-    last: dict[str, Any] = estimates[-1] if estimates else {}
-    names = ("tokens_per_s", "relative_uncertainty", "processor_wait_share")
-    estimate: dict[str, Any] = {name: last.get(name) for name in names}
-    return Measurement(outcome="stopped", reason=reason, **estimate)
 
 
 def _silent(path: Path, report: LaunchReport, kind: str, limit_bytes: int) -> Measurement:

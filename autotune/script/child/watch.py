@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.probe.memory import CpuMemory, CudaMemory
-from autotune.probe.outcome import outcome_of
-from autotune.probe.protocol import Failure, Measurement
+from autotune.probe.protocol import Measurement
 from autotune.probe.rank_replies import rank_folder
-from autotune.probe.worker import Stages
+from autotune.probe.worker import Stages, failed_measurement
 from autotune.process.messages import ChildFolder, write_json
 from autotune.process.proc import name_template
 from autotune.script.protocol import LOOK, ScriptRequest
@@ -174,25 +173,13 @@ class Watch:
         self.end(None, 1)
 
     def _failed(self, error: BaseException) -> Measurement:
-        stage = self.stages.current
-        outcome = outcome_of(error, stage, self._device_kind)
-        failure = Failure(
-            type=type(error).__name__,
-            message=str(error)[:4000],
-            traceback="".join(traceback.format_exception(error))[-8000:],
-            stage=stage,
-            knobs=getattr(error, "knobs", []),
-        )
-        figures: dict[str, Any] = self.memory.figures() if self.memory is not None else {}
-        is_oom = self.memory is not None and outcome == "oom"
-        first_line = (str(error).strip().splitlines() or [failure.type])[0]
-        return Measurement(
-            outcome=outcome,
-            reason=f"{failure.type} in stage {stage}: {first_line[:300]}",
-            memory_limit_bytes=self.request.memory_limit_bytes,
-            missing_bytes=self.memory.missing_bytes(error) if is_oom and self.memory else None,
-            failure=failure.plain(),
-            **figures,
+        return failed_measurement(
+            error,
+            self.stages.current,
+            self._device_kind,
+            self.memory,
+            self.request.memory_limit_bytes,
+            {} if self.memory is None else self.memory.figures(),
         )
 
     def _report_failures(self) -> None:
