@@ -1,14 +1,16 @@
 """The answer of a plan or a run, as a program has it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.api.html import answer_html
 from autotune.errors import user_error, visible
+from autotune.estimate.estimate import Estimate
 from autotune.job.job import KnobValue
+from autotune.probe.protocol import Measurement
 from autotune.report.sections import Table
+from autotune.space.knobs import Candidate
 from autotune.space.trl_config import Settings
 
 if TYPE_CHECKING:
@@ -30,33 +32,9 @@ class Answer(ABC):
 
     @property
     @abstractmethod
-    def knobs(self) -> dict[str, KnobValue] | None:
-        """The value of every knob, by the name of the field that it sets."""
-
-    @property
-    @abstractmethod
-    def tokens_per_s(self) -> float | None:
-        """Real tokens per second of all devices together; None: not known."""
-
-    @property
-    @abstractmethod
-    def peak_memory_bytes(self) -> int | None:
-        """The peak of the process that takes most of its device, in bytes."""
-
-    @property
-    @abstractmethod
     def safe(self) -> bool:
         """True if it will hardly ever run out of memory: by a plan's estimate; of a run, whether
         its bundle was launched and held."""
-
-    @abstractmethod
-    def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
-        """Return the choices, the best first: a column a knob, then its figures.
-
-        Args:
-            all: every candidate that was estimated, or every probe of a run, in place of one row
-                for all those that a person does not tell apart.
-        """
 
     @abstractmethod
     def write_bundle(self, folder: str | Path) -> Path:
@@ -65,6 +43,15 @@ class Answer(ABC):
         Raises:
             UserError: something is there, or nothing can be recommended.
         """
+
+    @property
+    @abstractmethod
+    def _best(self) -> tuple[Candidate, Estimate | Measurement] | None:
+        """The candidate with its figures; None: nothing fits."""
+
+    @abstractmethod
+    def _rows(self, *, every: bool) -> Iterable[Mapping[str, Any]]:
+        """Yield the rows of a frame."""
 
     @abstractmethod
     def _settings(self) -> Settings | None:
@@ -82,7 +69,34 @@ class Answer(ABC):
     @property
     def fits(self) -> bool:
         """True if there is something to use."""
-        return self.knobs is not None
+        return self._best is not None
+
+    @property
+    def knobs(self) -> dict[str, KnobValue] | None:
+        """The value of every knob, by the name of the field that it sets."""
+        return self._best and self._best[0].knobs
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Real tokens per second of all devices together; None: not known."""
+        return self._best and self._best[1].tokens_per_s
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The peak of the process that takes most of its device, in bytes."""
+        return self._best and self._best[1].peak_memory_bytes
+
+    def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
+        """Return the choices, the best first: a column a knob, then its figures, whose units are in
+        their names.
+
+        Args:
+            all: every candidate that was estimated, or every probe of a run, in place of one row
+                for all those that a person does not tell apart.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([dict(row) for row in self._rows(every=all)])
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -131,4 +145,6 @@ class Answer(ABC):
         return str(self)
 
     def _repr_html_(self) -> str:
+        from autotune.report.html import answer_html
+
         return answer_html(self.lines, *self._table())

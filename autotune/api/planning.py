@@ -1,18 +1,17 @@
 """`autotune.plan`: what to use, before anything runs on the device."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from autotune.api.answer import Answer
-from autotune.api.frame import frame, plan_row
-from autotune.api.html import FIGURE
 from autotune.api.jobs import definition_of, say
 from autotune.errors import user_error
-from autotune.job.job import Job, KnobValue
-from autotune.plan.choices import Choice, shortened
+from autotune.estimate.estimate import Estimate
+from autotune.job.job import Job
+from autotune.plan.choices import Choice, is_safe, shortened
 from autotune.plan.plan import Plan
 from autotune.plan.plan import plan as plan_in
 from autotune.plan.progress import Progress
@@ -20,10 +19,8 @@ from autotune.report.choice_table import FIGURES, ROWS, choice_table
 from autotune.report.plan_answer import plan_lines
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.sections import Table
+from autotune.space.knobs import Candidate
 from autotune.space.trl_config import Settings, settings
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,18 +39,6 @@ class PlannedAnswer(Answer):
         return tuple(plan_lines(self.plan))
 
     @property
-    def knobs(self) -> dict[str, KnobValue] | None:
-        return None if self._choice is None else self._choice.candidate.knobs
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return None if self._choice is None else self._choice.estimate.tokens_per_s
-
-    @property
-    def peak_memory_bytes(self) -> int | None:
-        return None if self._choice is None else self._choice.estimate.peak_memory_bytes
-
-    @property
     def safe(self) -> bool:
         return self._choice is not None and self._choice.safe
 
@@ -61,16 +46,6 @@ class PlannedAnswer(Answer):
     def stopped(self) -> bool:
         """True if it was interrupted: it holds what was known by then."""
         return self.plan.stopped
-
-    def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
-        if all:
-            rows = [plan_row(*pair) for pair in self.plan.ranked()]
-        else:
-            rows = [
-                {**plan_row(choice.candidate, choice.estimate), "candidates": choice.folded}
-                for choice in self.plan.choices
-            ]
-        return frame(rows)
 
     def write_bundle(self, folder: str | Path) -> Path:
         from autotune.process.files import refuse_used
@@ -87,13 +62,25 @@ class PlannedAnswer(Answer):
     def _choice(self) -> Choice | None:
         return None if self.plan.answer is None else self.plan.answer.choice
 
+    @property
+    def _best(self) -> tuple[Candidate, Estimate] | None:
+        choice = self._choice
+        return None if choice is None else (choice.candidate, choice.estimate)
+
+    def _rows(self, *, every: bool) -> Iterator[Mapping[str, Any]]:
+        if every:
+            yield from (_row(*pair) for pair in self.plan.ranked())
+            return
+        for choice in self.plan.choices:
+            yield {**_row(choice.candidate, choice.estimate), "candidates": choice.folded}
+
     def _settings(self) -> Settings | None:
         from autotune.run.planned_bundle import trained_facts
 
-        if self._choice is None:
+        if self._best is None:
             return None
         facts = trained_facts(self.plan, self.job, dataset=None)
-        return settings(self.job, facts, self._choice.candidate, "output")
+        return settings(self.job, facts, self._best[0], "output")
 
     def _table(self) -> tuple[Table, Sequence[str]]:
         shown = shortened(self.plan.choices, ROWS, self.plan.devices)
@@ -102,10 +89,23 @@ class PlannedAnswer(Answer):
         more = [f"... and {left} more choices: to_frame() has all"] if left else []
         table = Table(
             caption=made.shared,
-            heads=tuple(f"{name}{FIGURE}" if name in FIGURES else name for name in made.heads),
+            heads=tuple(f"{name}#" if name in FIGURES else name for name in made.heads),
             rows=made.rows,
         )
         return table, [*made.notes, *more]
+
+
+def _row(candidate: Candidate, estimate: Estimate) -> dict[str, Any]:
+    return {
+        **candidate.knobs,
+        "tokens_per_s": estimate.tokens_per_s,
+        "step_time_s": estimate.step_time_s,
+        "peak_memory_bytes": estimate.peak_memory_bytes,
+        "p_oom": round(estimate.p_oom, 4),
+        "fits": estimate.fits,
+        "safe": is_safe(estimate),
+        "method": estimate.method,
+    }
 
 
 def plan(job: Job, device: str | None = None, *, listener: Progress | None = None) -> PlannedAnswer:

@@ -1,15 +1,14 @@
 """`autotune.tune`: the fastest stable configuration of a job, measured; and `autotune.probe`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.api.answer import Answer
-from autotune.api.frame import frame, probe_row, ranked_row
 from autotune.api.jobs import definition_of, pinned, say
 from autotune.errors import AutotuneError
-from autotune.job.job import Job, KnobValue
+from autotune.job.job import Job
 from autotune.probe.protocol import Measurement
 from autotune.probe.single import probe_alone
 from autotune.process.files import refuse_used
@@ -25,12 +24,17 @@ from autotune.run.past_run import reopen
 from autotune.run.session import Options, Result
 from autotune.run.tuning import tune as tune_in
 from autotune.search.recommend import Ranked
+from autotune.search.record import Record
+from autotune.space.knobs import Candidate
 from autotune.space.trl_config import Settings, settings
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 INTERRUPTED = "interrupted"
+_MEASURED = ("tokens_per_s", "relative_uncertainty", "step_time_s", "peak_memory_bytes")
+_OF_A_PROBE = (
+    *("outcome", "tokens_per_s", "step_time_s", "peak_memory_bytes"),
+    *("seconds", "reason"),
+)
+"""Figures of a candidate, and of a probe, in a frame."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -60,18 +64,6 @@ class MeasuredAnswer(Answer):
         return self.result.outcome
 
     @property
-    def knobs(self) -> dict[str, KnobValue] | None:
-        return None if self._ranked is None else self._ranked.candidate.knobs
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return None if self._ranked is None else self._ranked.tokens_per_s
-
-    @property
-    def peak_memory_bytes(self) -> int | None:
-        return None if self._ranked is None else self._ranked.measurement.peak_memory_bytes
-
-    @property
     def safe(self) -> bool:
         verification = self.result.verification
         return verification is not None and verification.verified
@@ -90,13 +82,6 @@ class MeasuredAnswer(Answer):
         """
         return html_report(content_of(reopen(self.folder)))
 
-    def to_frame(self, *, all: bool = False) -> "pd.DataFrame":
-        if all:
-            return frame([probe_row(record) for record in self.result.records])
-        found = self.result.recommendation
-        ranked = [] if found is None else [found.chosen, *found.ties, *found.runners_up]
-        return frame([ranked_row(candidate) for candidate in ranked])
-
     def write_bundle(self, folder: str | Path) -> Path:
         self._chosen()
         refuse_used(Path(folder))
@@ -111,11 +96,24 @@ class MeasuredAnswer(Answer):
         found = self.result.recommendation
         return None if found is None else found.chosen
 
+    @property
+    def _best(self) -> tuple[Candidate, Measurement] | None:
+        ranked = self._ranked
+        return None if ranked is None else (ranked.candidate, ranked.measurement)
+
+    def _rows(self, *, every: bool) -> Iterator[Mapping[str, Any]]:
+        if every:
+            yield from map(_row, self.result.records)
+        elif (found := self.result.recommendation) is not None:
+            for one in (found.chosen, *found.ties, *found.runners_up):
+                m, knobs, probes = one.measurement, one.candidate.knobs, {"probes": one.readings}
+                yield {**knobs, **{name: getattr(m, name) for name in _MEASURED}, **probes}
+
     def _settings(self) -> Settings | None:
-        if self._ranked is None:
+        if self._best is None:
             return None
         past = reopen(self.folder)
-        return settings(past.job, past.facts, self._ranked.candidate, past.run.bundle_output)
+        return settings(past.job, past.facts, self._best[0], past.run.bundle_output)
 
     def _table(self) -> tuple[Table | None, Sequence[str]]:
         if not self.result.records:
@@ -125,6 +123,12 @@ class MeasuredAnswer(Answer):
         except AutotuneError:  # its folder was removed, or its study cannot be read now
             return None, ()
         return candidates.tables[0], candidates.text
+
+
+def _row(record: Record) -> dict[str, Any]:
+    """Return a probe; one that was cut short has an outcome of None."""
+    figures = {name: getattr(record.measurement, name, None) for name in _OF_A_PROBE}
+    return {"probe": record.number, **record.candidate.knobs, **figures}
 
 
 def tune(

@@ -7,7 +7,7 @@ own policy lets no script run but the two that come with this package, and nothi
 import base64
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from autotune import __version__
 from autotune.errors import visible
 from autotune.report.content import Content
 from autotune.report.figures import figures
-from autotune.report.sections import sections, size_text, speed_text
+from autotune.report.sections import Table, sections, size_text, speed_text
 from autotune.units import format_seconds
 
 
@@ -71,6 +71,12 @@ def html_report(content: Content) -> str:
         policy=policy(),
         version=__version__,
     )
+
+
+def answer_html(lines: Sequence[str], table: Table | None, below: Sequence[str]) -> str:
+    """Return what a notebook shows: sentences, the first of them bold, and a table with what is
+    said below it."""
+    return _templates().html("answer.html", lines=lines, table=table, below=below)
 
 
 @functools.cache

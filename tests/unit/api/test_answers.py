@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.api.html import answer_html
 from autotune.api.planning import PlannedAnswer
 from autotune.api.tuning import MeasuredAnswer
+from autotune.report.html import answer_html
 from autotune.report.sections import Table
 from autotune.run.past_run import reopen
 from autotune.run.session import Result
