@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from autotune.cli.command import echo, guarded, print_json
-from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
+from autotune.cli.planned_job import PlannedJob, planned_options
 from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS
 
 MOST_WAYS = 12
@@ -26,18 +26,7 @@ def command(as_json: bool, **options: Any) -> int:
     from autotune.plan.plan import plan
     from autotune.report.plan_answer import plan_lines
 
-    planned = PlannedJob.of(options)
-    job, definition = planned.loaded()
-    with scratch_folder() as folder, shown_progress() as progress:
-        answer = plan(
-            job,
-            definition,
-            folder,
-            device=planned.device,
-            assume=planned.assume,
-            ways=MOST_WAYS,
-            progress=progress,
-        )
+    _, answer = PlannedJob.of(options).answer(plan, ways=MOST_WAYS)
     advice = answer.advice
     if as_json:
         print_json(plan_plain(answer, []))

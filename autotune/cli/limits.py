@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.command import echo, guarded, print_json
-from autotune.cli.planned_job import PlannedJob, planned_options, scratch_folder, shown_progress
+from autotune.cli.planned_job import PlannedJob, planned_options
 from autotune.errors import EXIT_DONE, EXIT_NOTHING_FITS
 
 if TYPE_CHECKING:
@@ -36,18 +36,7 @@ def command(limit: str, as_json: bool, **options: Any) -> int:
     """
     from autotune.plan.questions.largest import largest
 
-    planned = PlannedJob.of(options)
-    job, definition = planned.loaded()
-    with scratch_folder() as folder, shown_progress() as progress:
-        answer = largest(
-            job,
-            definition,
-            folder,
-            limit,
-            device=planned.device,
-            assume=planned.assume,
-            progress=progress,
-        )
+    job, answer = PlannedJob.of(options).answer(largest, limit)
     if as_json:
         print_json(largest_plain(answer))
     else:

@@ -54,7 +54,7 @@ def compare(
     some_keep_limits = False
     with shown_progress(record) as progress:
         for tuning in ("lora", "full") if open_tuning else (None,):
-            job, definition = planned.loaded_for_machines(tuning)
+            job, definition = planned.loaded(tuning, says=False, several=True)
             with scratch_folder() as folder:
                 rows = report.machine_rows(
                     job, definition, folder, machines, assume=planned.assume, progress=progress
@@ -228,22 +228,17 @@ def _planned(
     from autotune.report.words import tuning_text
 
     def planned_by(tuning: str | None, progress: Any) -> tuple[Any, Any]:
-        job, definition = planned.loaded(tuning, says=False)
         if tuning is not None:
             progress.looking_at(tuning_text(tuning))
-        with scratch_folder() as folder:
-            answer = plan(
-                job,
-                definition,
-                folder,
-                device=planned.device,
-                assume=planned.assume,
-                only_default=only_default,
-                whole_space=every,
-                effort=EVERY if trace_all else PROMISING,
-                ways=0 if tuning == "full" else MOST_WAYS,
-                progress=progress,
-            )
+        job, answer = planned.answer(
+            plan,
+            tuning=tuning,
+            progress=progress,
+            only_default=only_default,
+            whole_space=every,
+            effort=EVERY if trace_all else PROMISING,
+            ways=0 if tuning == "full" else MOST_WAYS,
+        )
         return job, dataclasses.replace(answer, assumed=(*planned.assumed, *answer.assumed))
 
     with shown_progress(record) as progress:

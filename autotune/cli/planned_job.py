@@ -77,33 +77,46 @@ class PlannedJob:
         assume = options["stack"] != INSTALLED
         return cls(**{name: options[name] for name in names}, flags=flags, assume=assume)
 
-    def loaded(self, tuning: str | None = None, *, says: bool = True) -> Any:
+    def answer(
+        self,
+        question: Callable[..., Any],
+        *about: Any,
+        tuning: str | None = None,
+        progress: Any = None,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """Return (the job, what a question about it is answered) for the device of the options.
+
+        Args:
+            tuning: takes the place of what the options leave open.
+            progress: None: one is shown on stderr, and what flags alone leave open is printed.
+
+        Raises:
+            UserError: the job cannot be, or `--device` names several.
+        """
+        job, definition = self.loaded(tuning, says=progress is None)
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(scratch_folder())
+            options["progress"] = progress or stack.enter_context(shown_progress())
+            places = {"device": self.device, "assume": self.assume}
+            return job, question(job, definition, folder, *about, **places, **options)
+
+    def loaded(self, tuning: str | None = None, *, says: bool = True, several: bool = False) -> Any:
         """Return the (Job, SpaceDefinition).
 
         Args:
             tuning: takes the place of what the options leave open.
             says: whether it is printed what flags alone leave open; `assumed` has it.
-        """
-        self.refuse_several()
-        return self.loaded_for_machines(tuning, says=says)
-
-    def refuse_several(self) -> None:
-        """Refuse several devices where one is planned for.
-
-        Raises:
-            UserError: `--device` names several.
+            several: whether `--device` may name several.
         """
         from autotune.facts.machines import names_several
 
-        if names_several(self.device):
+        if names_several(self.device) and not several:
             raise user_error(
                 f"`{self.device}` names several devices",
                 where="--device",
                 hint="name one kind, and their number by --devices; `autotune plan` compares them",
             )
-
-    def loaded_for_machines(self, tuning: str | None, *, says: bool = False) -> Any:
-        """Return the same where `--device` may name several."""
         sets = self.all_sets() if tuning is None else (*self.all_sets(), f"tuning={tuning}")
         return load(self.job, sets, self.flags, says=says)
 
