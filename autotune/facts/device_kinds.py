@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune.errors import UserError, user_error
 from autotune.facts.devices import DeviceFacts
+from autotune.plain_data import from_plain
 from autotune.units import format_bytes, parse_bytes
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16")
@@ -116,7 +117,7 @@ class ArchitectureRules:
 @functools.cache
 def device_kinds() -> tuple[DeviceKind, ...]:
     """Return every kind in the table, in its order."""
-    return tuple(_kind(row) for row in _table(_FILE)["devices"])
+    return from_plain(tuple[DeviceKind, ...], _table(_FILE)["devices"])
 
 
 @functools.cache
@@ -128,7 +129,7 @@ def common_kinds() -> tuple[DeviceKind, ...]:
 @functools.cache
 def kinds_of_other_makers() -> tuple[DeviceKind, ...]:
     """Return the kinds of AMD and Intel, which can be planned for."""
-    return tuple(_kind(row) for row in _table(_OTHERS)["devices"])
+    return from_plain(tuple[DeviceKind, ...], _table(_OTHERS)["devices"])
 
 
 def kind_of(name: str, total_bytes: int) -> DeviceKind | None:
@@ -322,29 +323,6 @@ def _table(name: str) -> dict[str, Any]:
 
     file = resources.files("autotune").joinpath("facts", name)
     return parse_yaml(file.read_text(encoding="utf-8"), name, shipped=True)[0]
-
-
-def _kind(row: Mapping[str, Any]) -> DeviceKind:
-    links = row["interconnect"]
-    return DeviceKind(
-        name=row["name"],
-        aliases=tuple(row["aliases"]),
-        memory_bytes=row["memory_bytes"],
-        memory_source=row["memory_source"],
-        capability=None if row["capability"] is None else tuple(row["capability"]),
-        maker=row.get("maker", "NVIDIA"),
-        matrix_flops_per_s=dict(row["matrix_flops_per_s"]),
-        multiprocessors=row["multiprocessors"],
-        bandwidth_bytes_per_s=row["bandwidth_bytes_per_s"],
-        cuda_total_bytes=row.get("cuda_total_bytes"),
-        interconnect=Interconnect(
-            nvlink_bytes_per_s=links["nvlink_bytes_per_s"],
-            pcie_bytes_per_s=links["pcie_bytes_per_s"],
-            network_bytes_per_s=links.get("network_bytes_per_s"),
-        ),
-        also_reported_as=tuple(row.get("also_reported_as", ())),
-        source=tuple(row["source"]),
-    )
 
 
 def _release(version: str) -> tuple[int, int]:
