@@ -6,13 +6,8 @@ from typing import Any
 
 from autotune.bundle.check.rules import disagreements, of_bundle
 from autotune.bundle.configuration import accelerate_config, trainer_config
-from autotune.bundle.launch_script import (
-    NODES_SCRIPT,
-    launch_script,
-    missing_fields,
-    nodes_script,
-)
-from autotune.bundle.readme import how_to_launch, plain_name, readme
+from autotune.bundle.launch_script import NODES_SCRIPT, launch_script, nodes_script
+from autotune.bundle.readme import plain_name, readme
 from autotune.bundle.schedulers import scheduled
 from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
 from autotune.bundle.vllm_script import serve_script, wants_server
@@ -20,15 +15,12 @@ from autotune.errors import UserError
 from autotune.facts import Facts
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.search.job_time import work_of
 from autotune.search.recommend import Ranked, Recommendation
-from autotune.space.knobs import COMPILES
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED
-from autotune.space.trl_config import Settings, resolve_precision, settings, threads
-from autotune.space.vllm.server import Split
+from autotune.space.trl_config import Settings, resolve_precision, settings
 from autotune.training.registry import own_script
 
 SCHEMA = 1
@@ -62,15 +54,7 @@ def bundle_files(
     return {
         **launched_files(chosen, python),
         RECOMMENDATION: as_json(recommendation_plain(recommendation, job, facts, verification)),
-        "README.md": readme(
-            recommendation,
-            model=facts.model.name,
-            origin=origin,
-            work=work_of(chosen.config),
-            launch=launch_lines(chosen),
-            assumed=job.assumed,
-            verification=verification,
-        ),
+        "README.md": readme(recommendation, chosen, origin, verification),
     }
 
 
@@ -80,48 +64,21 @@ def found_by(probes: int, candidates: int, device: str) -> str:
     return f"Found by autotune on {where}: {probes} probes out of {candidates} candidates."
 
 
-def launch_lines(chosen: Settings) -> list[str]:
-    """Return how the bundle of a candidate is launched, in sentences."""
-    job, values = chosen.job, chosen.candidate.values
-    return how_to_launch(
-        missing=missing_fields(chosen.config, METHODS[job.method]),
-        uses_vllm=bool(values.get("use_vllm")),
-        first=SERVE_SCRIPT if wants_server(chosen.config) else None,
-        processes=chosen.processes,
-        machines=job.devices.nodes,
-        deepspeed=chosen.deepspeed is not None,
-        split=chosen.split,
-        code=code_note(job),
-    )
-
-
 def launched_files(chosen: Settings, python: str) -> dict[str, str]:
     """Return the files that the launch reads.
 
     Raises:
         UserError: they contradict each other.
     """
-    job, facts, sharding = chosen.job, chosen.facts, chosen.sharding
-    moved = scaling(job, chosen.candidate)
-    method = METHODS[job.method]
-    split = chosen.split
-    one_machine = job.devices.nodes == 1
+    job, method = chosen.job, METHODS[chosen.job.method]
+    moved, one_machine = scaling(job, chosen.candidate), job.devices.nodes == 1
     files = {
         method.config_file: trainer_config(chosen.config, method, moved.lines() if moved else ()),
-        "accelerate.yaml": accelerate_config(
-            device_kind=facts.device.kind,
-            precision=resolve_precision(job, facts.device)[0],
-            sharding=sharding,
-            regions=bool(chosen.candidate.values.get(COMPILES)),
-        ),
-        **({"launch.sh": _on_one_machine(chosen, python, split)} if one_machine else {}),
-        **_files_of_several(chosen, python, split),
+        "accelerate.yaml": accelerate_config(chosen),
+        **({"launch.sh": launch_script(chosen, python)} if one_machine else {}),
+        **_files_of_several(chosen, python),
         **({method.own_script: own_script(method.own_script)} if method.own_script else {}),
-        **(
-            {SERVE_SCRIPT: serve_script(chosen.config, facts, python, split)}
-            if wants_server(chosen.config)
-            else {}
-        ),
+        **({SERVE_SCRIPT: serve_script(chosen, python)} if wants_server(chosen.config) else {}),
     }
     problems = disagreements(of_bundle(files, method))
     if problems:
@@ -129,24 +86,10 @@ def launched_files(chosen: Settings, python: str) -> dict[str, str]:
     return files
 
 
-def _on_one_machine(chosen: Settings, python: str, split: Split | None) -> str:
-    """Return the launch of all processes on this machine."""
-    method = METHODS[chosen.job.method]
-    return launch_script(
-        method=method,
-        python=python,
-        environment=chosen.environment,
-        threads=threads(chosen.facts, chosen.processes),
-        missing=missing_fields(chosen.config, method),
-        sharding=chosen.sharding,
-        split=split,
-    )
-
-
-def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dict[str, str]:
+def _files_of_several(chosen: Settings, python: str) -> dict[str, str]:
     """Return DeepSpeed's file and the launches over several machines, where they are needed; there
     are none of these where a server has some of the job's GPUs."""
-    single = chosen.processes == 1 or split is not None
+    single = chosen.processes == 1 or chosen.split is not None
     files = {} if single else _on_machines(chosen, python)
     deepspeed = chosen.deepspeed
     if deepspeed is None:
@@ -156,26 +99,9 @@ def _files_of_several(chosen: Settings, python: str, split: Split | None) -> dic
 
 def _on_machines(chosen: Settings, python: str) -> dict[str, str]:
     """Return the files of a launch over several machines."""
-    method, machines = METHODS[chosen.job.method], chosen.job.devices.nodes
-    each = threads(chosen.facts, chosen.processes // machines)
     return {
-        NODES_SCRIPT: nodes_script(
-            method=method,
-            python=python,
-            environment=chosen.environment,
-            threads=each,
-            missing=missing_fields(chosen.config, method),
-            sharding=chosen.sharding,
-            machines=machines,
-        ),
-        **scheduled(
-            name=method.name,
-            on_gpus=chosen.facts.device.kind == "cuda",
-            processes=chosen.processes,
-            machines=machines,
-            cpus=each + (chosen.config.get("dataloader_num_workers") or 0),
-            packages=requirements(chosen),
-        ),
+        NODES_SCRIPT: nodes_script(chosen, python),
+        **scheduled(chosen, requirements(chosen)),
     }
 
 

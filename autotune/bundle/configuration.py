@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from autotune.job.methods import Method
+from autotune.space.knobs import COMPILES
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import (
     DATA_PARALLEL,
@@ -19,7 +20,7 @@ from autotune.space.sharding.sharding import (
     fsdp_fields,
     parallelism_fields,
 )
-from autotune.space.trl_config import without_none
+from autotune.space.trl_config import Settings, resolve_precision, without_none
 
 HEADER = """\
 # Written by autotune. Read by `trl {method.name} --config` and by launch.sh beside it.
@@ -59,22 +60,15 @@ def trainer_config(config: Mapping[str, Any], method: Method, notes: Sequence[st
     return header.format(method=method) + comment + body
 
 
-def accelerate_config(
-    *, device_kind: str, precision: str, sharding: Sharding, regions: bool = False
-) -> str:
+def accelerate_config(chosen: Settings) -> str:
     """Return accelerate's configuration as YAML text.
 
     DeepSpeed's own file lies beside this one; accelerate would look for it where it is started, so
     `launch.sh` passes the whole path. With such a file accelerate refuses a `mixed_precision` of
     its own (`DeepSpeedPlugin._deepspeed_config_checks`): it is left out.
-
-    Args:
-        device_kind: `cpu` or `cuda`.
-        precision: `fp32`, `bf16` or `fp16`.
-        sharding: how the training is spread over processes.
-        regions: whether what is compiled is compiled layer by layer.
     """
-    kind = sharding.distributed_type
+    sharding, device = chosen.sharding, chosen.facts.device
+    kind, precision = sharding.distributed_type, resolve_precision(chosen.job, device)[0]
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
@@ -90,14 +84,15 @@ def accelerate_config(
         "tpu_env": [],
         "tpu_use_cluster": False,
         "tpu_use_sudo": False,
-        "use_cpu": device_kind == "cpu" and kind in (NONE, *DATA_PARALLEL),
+        "use_cpu": device.kind == "cpu" and kind in (NONE, *DATA_PARALLEL),
     }
     if kind == DEEPSPEED:
         del values["mixed_precision"]
         values["deepspeed_config"] = _deepspeed(sharding)
     if kind == FSDP:
         values["fsdp_config"] = fsdp_fields(sharding)
-    if regions:  # the launcher says no to the training where its file does not say yes
+    if chosen.candidate.values.get(COMPILES):
+        # The launcher says no to the training where its file does not say yes.
         values["dynamo_config"] = {"dynamo_use_regional_compilation": True}
     if fields := parallelism_fields(sharding):
         values["parallelism_config"] = fields

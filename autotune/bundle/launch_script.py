@@ -7,15 +7,11 @@ one the global batch would be another.
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from autotune.job.methods import Method
+from autotune.job.methods import METHODS, Method
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED, Sharding
-from autotune.space.vllm.server import Split
-
-ONE_PROCESS = Sharding()
-"""One process."""
+from autotune.space.trl_config import Settings, threads
 
 _NEEDS = """\
 case " $* " in
@@ -111,8 +107,9 @@ fi
 """Lines that end the script, with every reason at once."""
 
 
-def missing_fields(config: Mapping[str, Any], method: Method) -> tuple[str, ...]:
+def missing_fields(chosen: Settings) -> tuple[str, ...]:
     """Return the fields that a launch needs besides the configuration."""
+    config, method = chosen.config, METHODS[chosen.job.method]
     fields = ["dataset_name"]
     if method.online and not method.rewards_by_functions:
         fields.append(method.second_model)
@@ -143,17 +140,17 @@ def asks(missing: Sequence[str]) -> str:
     return "".join(["missing=()\n", *needs, _REFUSES, file])
 
 
-def _devices(environment: Mapping[str, str], processes: int, split: Split | None) -> str:
+def _devices(chosen: Settings) -> str:
     """Return the lines that choose the GPUs. With one process, several visible GPUs would multiply
     the batch (transformers wraps the model by itself); several processes need one each, and none of
     a server's."""
-    if not environment.get("CUDA_VISIBLE_DEVICES"):
+    if not chosen.environment.get("CUDA_VISIBLE_DEVICES"):
         return ""
-    if split is not None:
+    if (split := chosen.split) is not None:
         server_gpus, first = " ".join(map(str, split.generating)), len(split.training)
         return _OF_THE_JOB.format(first=first, all=first + len(split.generating), own=server_gpus)
-    if processes > 1:
-        return enough_devices(str(processes))
+    if chosen.processes > 1:
+        return enough_devices(str(chosen.processes))
     return 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"  # one device\n'
 
 
@@ -198,32 +195,20 @@ def sharding_flags(sharding: Sharding) -> list[str]:
     return []
 
 
-def launch_script(
-    *,
-    method: Method,
-    python: str,
-    environment: Mapping[str, str],
-    threads: int,
-    missing: Sequence[str] = (),
-    sharding: Sharding = ONE_PROCESS,
-    split: Split | None = None,
-) -> str:
-    """Return the launch script as text.
+def launch_script(chosen: Settings, python: str) -> str:
+    """Return the launch of all processes on this machine, as text. Variables that are set already
+    win, even if they are empty, so that a scheduler's choice of devices holds.
 
     Args:
         python: interpreter of the environment that was tuned; `PYTHON` overrides it.
-        environment: variables the training process needs; those already set win, even if they are
-            empty, so that a scheduler's choice of devices holds.
-        threads: of each training process.
-        missing: fields that the configuration lacks and a training needs.
-        sharding: how the training is spread over processes, all on this machine.
-        split: the job's GPUs that train, where a vLLM server has the others.
     """
-    flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
+    method, sharding = METHODS[chosen.job.method], chosen.sharding
+    each = threads(chosen.facts, chosen.processes)
+    flags = [f"--num_cpu_threads_per_process {each}", *sharding_flags(sharding)]
     if sharding.in_group:
         flags.append('--main_process_port "${MASTER_PORT:-0}"')
     lines = "".join(f"    {flag} \\\n" for flag in flags)
-    first = asks(missing) + exports(environment)
+    first = asks(missing_fields(chosen)) + exports(chosen.environment)
     return f"""\
 #!/usr/bin/env bash
 # Written by autotune: trains with {method.config_file}. Arguments are passed on to TRL, for example
@@ -232,7 +217,7 @@ set -euo pipefail
 here="$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 python={shlex.quote(python)}
 export PYTHONSAFEPATH=1  # nothing is imported from the folder that you stand in
-{first}{_devices(environment, sharding.num_processes, split)}\
+{first}{_devices(chosen)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {lines}\
@@ -240,26 +225,15 @@ exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
 """
 
 
-def nodes_script(
-    *,
-    method: Method,
-    python: str,
-    environment: Mapping[str, str],
-    threads: int,
-    missing: Sequence[str],
-    sharding: Sharding,
-    machines: int = 1,
-) -> str:
-    """Return the script that is run on each machine, as text. Arguments are those of
-    `launch_script`.
-
-    Args:
-        machines: of the job; where it has one, the script is for the fewest (at least two) that can
-            share the processes. `NODES` overrides it.
-    """
+def nodes_script(chosen: Settings, python: str) -> str:
+    """Return the script that is run on each machine, as text; for a job of one machine it is for
+    the fewest (at least two) that can share the processes. `NODES` overrides it."""
+    method, sharding = METHODS[chosen.job.method], chosen.sharding
+    machines, environment = chosen.job.devices.nodes, chosen.environment
     machine_count = machines if machines > 1 else fewest_machines(sharding.num_processes, 2)
+    each = threads(chosen.facts, chosen.processes // machines)
     machine = "the other one" if machine_count == 2 else "the second, and so on"
-    flags = [f"--num_cpu_threads_per_process {threads}", *sharding_flags(sharding)]
+    flags = [f"--num_cpu_threads_per_process {each}", *sharding_flags(sharding)]
     lines = "".join(f"    {flag} \\\n" for flag in flags)
     variables = {n: v for n, v in environment.items() if n != "CUDA_VISIBLE_DEVICES" or not v}
     return f"""\
@@ -280,7 +254,7 @@ main_address="${{MAIN_ADDRESS:-FILL_IN}}"  # FILL_IN: host name or IP of the fir
 nodes="${{nodes:-{machine_count}}}"
 processes={sharding.num_processes}  # of all machines together: the batch was tuned for so many
 {_REFUSALS}\
-{asks(missing)}{exports(variables)}{_own_devices(environment)}\
+{asks(missing_fields(chosen))}{exports(variables)}{_own_devices(environment)}\
 exec "${{PYTHON:-$python}}" -m accelerate.commands.launch \\
     --config_file "$here/accelerate.yaml" \\
 {lines}\

@@ -13,12 +13,11 @@ from autotune.bundle.bundle import (
     RECOMMENDATION,
     as_json,
     bundle_files,
-    launch_lines,
     launched_files,
     origin_plain,
     requirements,
 )
-from autotune.bundle.readme import heading, knobs_table, page, plain_name, step_name
+from autotune.bundle.readme import heading, how_to_launch, knobs_table, page, plain_name, step_name
 from autotune.errors import in_one_line
 from autotune.estimate.estimate import Estimate
 from autotune.facts import Facts
@@ -234,7 +233,7 @@ def _readme(planned: Planned, chosen: Settings, verification: dict[str, Any] | N
         "candidates. It was not run: all figures are estimates. `autotune verify FOLDER`, on the "
         "machine that trains, measures and launches it there; where that goes well, the files "
         "lose their mark.",
-        *launch_lines(chosen),
+        *how_to_launch(chosen),
         "",
         "## What to expect",
         "",

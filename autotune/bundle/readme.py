@@ -4,12 +4,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.bundle.launch_script import data_kinds, flags
+from autotune.bundle.launch_script import data_kinds, flags, missing_fields
+from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
+from autotune.bundle.vllm_script import wants_server
 from autotune.errors import in_one_line
-from autotune.search.job_time import Work
+from autotune.search.job_time import Work, work_of
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate, value_label
-from autotune.space.vllm.server import Split
+from autotune.space.notes import code_note
+from autotune.space.trl_config import Settings
 from autotune.units import format_bytes, format_seconds
 
 _SHARED = (
@@ -24,27 +27,22 @@ NEEDS_VLLM = "It needs vLLM (`pip install trl[vllm]`), which was not run here un
 
 def readme(
     recommendation: Recommendation,
-    *,
-    model: str,
+    chosen: Settings,
     origin: str,
-    work: Work,
-    launch: Sequence[str],
-    assumed: Sequence[str],
     verification: dict[str, Any] | None,
 ) -> str:
     """Return the bundle's page as Markdown text.
 
     Args:
         origin: how it was found, as a sentence.
-        launch: how it is launched, in sentences (`how_to_launch`).
     """
-    winner = recommendation.chosen
+    winner, work = recommendation.chosen, work_of(chosen.config)
     lines = [
-        heading(model, "recommended configuration"),
+        heading(chosen.facts.model.name, "recommended configuration"),
         "",
         origin,
-        *launch,
-        *(f"Not measured: {assumption}." for assumption in assumed),
+        *how_to_launch(chosen),
+        *(f"Not measured: {assumption}." for assumption in chosen.job.assumed),
         *("", "## Why this one", ""),
         *[f"- {reason}" for reason in recommendation.reasons],
         "",
@@ -85,26 +83,10 @@ def knobs_table(candidate: Candidate) -> list[str]:
     return ["| knob | value |", "|---|---|", *rows]
 
 
-def how_to_launch(
-    *,
-    missing: Sequence[str],
-    uses_vllm: bool,
-    first: str | None,
-    processes: int,
-    machines: int,
-    deepspeed: bool,
-    split: Split | None,
-    code: str | None = None,
-) -> list[str]:
-    """Return how a bundle is launched, in sentences.
-
-    Args:
-        missing: fields that a launch needs besides the configuration.
-        first: a script of the bundle that has to run beside the launch.
-        processes: training processes, one for each device of all machines.
-        split: the job's GPUs that train, and those of that script.
-        code: code that it runs besides the stack, as a sentence.
-    """
+def how_to_launch(chosen: Settings) -> list[str]:
+    """Return how the bundle of a candidate is launched, in sentences."""
+    missing, split = missing_fields(chosen), chosen.split
+    processes, machines = chosen.processes, chosen.job.devices.nodes
     check = "`autotune check FOLDER` says whether the files still agree after you changed one."
     several = f"It starts {processes} processes on this machine, one for each device. "
     if split is None:
@@ -129,12 +111,12 @@ def how_to_launch(
             *data_kinds(missing),
         ]
     return [
-        *([f"Start `{first}` first, {where}."] if first else []),
-        *([NEEDS_VLLM] if uses_vllm else []),
+        *([f"Start `{SERVE_SCRIPT}` first, {where}."] if wants_server(chosen.config) else []),
+        *([NEEDS_VLLM] if chosen.candidate.values.get("use_vllm") else []),
         *launch,
         *(_SHARED if processes > 1 and split is None else []),
-        *([_COMPILED] if processes > 1 and split is None and deepspeed else []),
-        *([f"Mind that {code}."] if code else []),
+        *([_COMPILED] if processes > 1 and split is None and chosen.deepspeed else []),
+        *([f"Mind that {code}."] if (code := code_note(chosen.job)) else []),
     ]
 
 

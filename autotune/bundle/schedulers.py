@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from autotune.bundle.launch_script import NODES_SCRIPT, fewest_machines
 from autotune.job.job import Devices
+from autotune.space.trl_config import Settings, threads
 
 _SLURM_FILL_IN = """\
 ##SBATCH --partition=FILL_IN  # fill in what your cluster wants, and take one `#` away
@@ -14,16 +15,17 @@ _SLURM_FILL_IN = """\
 """
 
 
-def scheduled(
-    *, name: str, on_gpus: bool, processes: int, machines: int, cpus: int, packages: Sequence[str]
-) -> dict[str, str]:
-    """Return the files of schedulers: Slurm's, and of a job for several machines the others'.
+def scheduled(chosen: Settings, packages: Sequence[str]) -> dict[str, str]:
+    """Return the files of schedulers: Slurm's, and of a job for several machines the others'. For a
+    job of one, Slurm is asked for the fewest machines that have 8 GPUs at most.
 
     Args:
-        machines: of the job; of one, Slurm is asked for the fewest that have 8 GPUs at most.
-        cpus: of each process: its threads and the workers that load its data.
         packages: that it was tuned with, as pip requirements.
     """
+    name, on_gpus = chosen.job.method, chosen.facts.device.kind == "cuda"
+    processes, machines = chosen.processes, chosen.job.devices.nodes
+    cpus = threads(chosen.facts, processes // machines)
+    cpus += chosen.config.get("dataloader_num_workers") or 0  # of each process
     nodes = machines if machines > 1 else fewest_machines(processes, -(-processes // 8))
     each = processes // nodes
     files = {"launch.slurm": _slurm_script(name, on_gpus, nodes, each, each * cpus)}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.facts import Facts
+from autotune.space.trl_config import Settings
 from autotune.space.vllm.colocated import MAX_LENGTH, MODE, SERVER, USE
 from autotune.space.vllm.server import Split
 
@@ -58,17 +59,14 @@ def wants_server(config: Mapping[str, Any]) -> bool:
     return bool(config.get(USE)) and config.get(MODE) == SERVER
 
 
-def serve_script(
-    config: Mapping[str, Any], facts: Facts, python: str, split: Split | None = None
-) -> str:
+def serve_script(chosen: Settings, python: str) -> str:
     """Return the script as text; the flags are those that TRL's trainers need
     (`trl/scripts/vllm_serve.py`).
 
     Args:
-        config: the flat configuration of the training.
         python: interpreter of an environment with vLLM; `PYTHON` overrides it.
-        split: the job's GPUs that generate; None: GPUs outside of the job.
     """
+    config, facts, split = chosen.config, chosen.facts, chosen.split
     size = '"${#gpus[@]}"' if split is None else str(len(split.generating))
     flags = "".join(f" \\\n    {flag}" for flag in _flags(config, split))
     return f"""\

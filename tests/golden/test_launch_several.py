@@ -16,8 +16,9 @@ from test_launch_script import bundle, launch, make_spy
 
 from autotune.bundle.launch_script import nodes_script
 from autotune.bundle.schedulers import scheduled
-from autotune.job.methods import METHODS
 from autotune.space.sharding.sharding import Sharding
+from autotune.space.trl_config import settings
+from tests.unit.builders import make_facts, make_job, make_space
 
 SLURM = Path(__file__).parents[1] / "slurm"
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -265,18 +266,12 @@ def test_one_process_has_none_of_it():
 )
 def test_scripts_are_for_the_machines_of_the_job_or_the_fewest(processes, machines, nodes, slurm):
     sharding = Sharding(distributed_type="MULTI_GPU", num_processes=processes)
-    script = nodes_script(
-        method=METHODS["sft"],
-        python="python",
-        environment={},
-        threads=1,
-        missing=(),
-        sharding=sharding,
-        machines=machines,
-    )
+    job = make_job(devices={"nodes": machines})
+    one = settings(job, make_facts("cuda"), make_space(make_job()).default())
+    one = replace(one, sharding=sharding)
+    script = nodes_script(one, "python")
     assert f'nodes="${{nodes:-{nodes}}}"' in script
     assert f"#   NODES={nodes} MACHINE_RANK=1 " in script
-    counts = {"processes": processes, "machines": machines, "cpus": 4}
-    text = scheduled(name="sft", on_gpus=True, **counts, packages=())["launch.slurm"]
+    text = scheduled(one, ())["launch.slurm"]
     assert f"#SBATCH --nodes={slurm}\n" in text
     assert f"#SBATCH --gpus-per-node={processes // slurm}\n" in text

@@ -4,6 +4,7 @@ import html
 import io
 import re
 import zipfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from autotune.server.pages.sign_in import HOME, _local
 from autotune.server.pages.work import WIDTH, WorkState, _memory_bar
 from autotune.server.store.events import Line
 from autotune.server.store.values import Details, Ending, Event, WorkerInfo
+from autotune.space.trl_config import settings
+from tests.unit.builders import make_facts, make_job, make_space
 from tests.unit.server.conftest import CSRF, JOB, Served
 
 WORKER = WorkerInfo(name="w", device_kind="cpu", devices=1, device_name="a processor")
@@ -183,21 +186,10 @@ def test_a_way_out_is_planned_with_one_click_and_no_flag_is_shown(served: Served
     assert "tuning: lora" not in served.client.get(f"/?from={id}").text
 
 
-@pytest.mark.parametrize(
-    ("missing", "data"), [((), ""), (("dataset_name",), " --dataset_name DATA")]
-)
-def test_the_command_to_copy_is_the_bundles_own(
-    served: Served, missing: tuple[str, ...], data: str
-) -> None:
-    said = how_to_launch(
-        missing=missing,
-        uses_vllm=False,
-        first=None,
-        processes=1,
-        machines=1,
-        deepspeed=False,
-        split=None,
-    )
+@pytest.mark.parametrize(("name", "data"), [("my-data", ""), ("", " --dataset_name DATA")])
+def test_the_command_to_copy_is_the_bundles_own(served: Served, name: str, data: str) -> None:
+    chosen = settings(make_job(), make_facts(), make_space(make_job()).default())
+    said = how_to_launch(replace(chosen, config={**chosen.config, "dataset_name": name}))
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("bundle/README.md", "\n".join(said))

@@ -21,7 +21,8 @@ from autotune.space.sharding.sharding import (
     parallelism_environment,
     sharding_of,
 )
-from tests.unit.builders import make_facts, make_job
+from autotune.space.trl_config import settings
+from tests.unit.builders import make_facts, make_job, make_space
 
 
 def space(**fields):
@@ -69,7 +70,8 @@ def test_what_the_stack_refuses_is_refused_with_its_reason():
 def test_accelerate_is_told_of_it():
     values = {"distributed_type": "FSDP", "cp_size": 4}
     sharding = sharding_of(values, 8)
-    text = accelerate_config(device_kind="cuda", precision="bf16", sharding=sharding)
+    one = settings(make_job(), make_facts("cuda"), make_space(make_job()).default())
+    text = accelerate_config(dataclasses.replace(one, sharding=sharding))
     fields = {"parallelism_config_dp_shard_size": 2, "parallelism_config_cp_size": 4}
     assert yaml.safe_load(text)["parallelism_config"] == fields
     assert parallelism_environment(sharding)["PARALLELISM_CONFIG_CP_SIZE"] == "4"
@@ -102,7 +104,5 @@ def test_layers_are_compiled_where_rows_have_one_length():
         assert even.keys() == {False, True}
         regions = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
         assert regions in even[True].environment and regions not in even[False].environment
-    compiled = accelerate_config(
-        device_kind="cuda", precision="bf16", sharding=Sharding(), regions=True
-    )
+    compiled = accelerate_config(even[True])
     assert yaml.safe_load(compiled)["dynamo_config"] == {"dynamo_use_regional_compilation": True}
