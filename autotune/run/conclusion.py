@@ -52,14 +52,7 @@ def without_recommendation(session: Session, first: NothingFits, reason: str) ->
         if problem is not None:
             result = searched_result(session, outcome, reason)
             return dataclasses.replace(result, nothing_measured=problem)
-    remedies = session.remedies(first)
-    return dataclasses.replace(
-        searched_result(session, "nothing_fits", reason),
-        nothing_fits=remedies.nothing,
-        tried=remedies.tried,
-        advice=remedies.advice,
-        left_out=remedies.left_out,
-    )
+    return session.with_remedies(searched_result(session, "nothing_fits", reason), first)
 
 
 def interrupted(session: Session | None) -> Result:

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.bundle.bundle import bundle_files, found_by
 from autotune.engine.call import Call, result_of
@@ -21,7 +21,7 @@ from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.run.deadline import OutOfTime
 from autotune.run.listener import follow_probe
-from autotune.run.session import Remedies, Session
+from autotune.run.session import Result, Session
 from autotune.run.verdict import Verification
 from autotune.run.verify import expected_seconds, verify
 from autotune.search.job_time import Work, work_of
@@ -105,15 +105,12 @@ class JobSession(Session):
             launcher=launcher_of(self.engine),
         )
 
-    def remedies(self, nothing: NothingFits) -> Remedies:
-        """Return changes that make the job fit: probed, or else estimated."""
+    def with_remedies(self, result: Result, nothing: NothingFits) -> Result:
+        """Return it with changes that make the job fit: probed, or else estimated."""
         tried = tuple(self._try_changes(nothing))
-        return Remedies(
-            nothing=nothing,
-            tried=tried,
-            advice=self._advice(nothing, tried),
-            left_out=(UNTRIED,) if self.deadline.left_s <= 0 else (),
-        )
+        advice = self._advice(nothing, tried)
+        left_out = (UNTRIED,) if self.deadline.left_s <= 0 else ()
+        return replace(result, nothing_fits=nothing, tried=tried, advice=advice, left_out=left_out)
 
     def _what_if(self, job: Job, candidate: Candidate, name: str) -> Measurement:
         """Return a probe beside the search: it is not part of the study."""

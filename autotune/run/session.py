@@ -7,7 +7,7 @@ Two kinds of training are measured: a job's (`job_session.py`) and that of a use
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from autotune.engine.call import Call, Engine
@@ -46,23 +46,6 @@ class Options:
     verify: bool = True
     accept_noise: bool = False
     engine: EngineOptions = EngineOptions()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remedies:
-    """The changes that would make a job fit.
-
-    Attributes:
-        nothing: how far the nearest candidate is from fitting, as well as it is known.
-        tried: changes of the job that were probed.
-        advice: by estimate, where no single change was found to do.
-        left_out: what the budget had no room for, as sentences.
-    """
-
-    nothing: NothingFits
-    tried: tuple[TriedChange, ...] = ()
-    advice: Advice | None = None
-    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +124,10 @@ class Session(ABC):
             probe_again: measures the candidate anew, where the machine may have changed.
         """
 
-    def remedies(self, nothing: NothingFits) -> Remedies:
-        """Return changes that make it fit; none are known here."""
-        return Remedies(nothing=nothing)
+    def with_remedies(self, result: "Result", nothing: NothingFits) -> "Result":
+        """Return the result that nothing fits, with changes that would help; none are known
+        here."""
+        return replace(result, nothing_fits=nothing)
 
 
 @dataclass(frozen=True, kw_only=True)
