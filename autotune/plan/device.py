@@ -2,19 +2,17 @@
 rates, taken from a table for another machine and measured once on this one."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from autotune.errors import user_error
 from autotune.estimate.estimate import prior_residual
-from autotune.estimate.speed.ceilings import Ceilings, ceilings_of_kind
+from autotune.estimate.speed.ceilings import Ceilings
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind, facts_of, find_kind
 from autotune.job.job import Job
 from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import LIMITS
-from autotune.plan.progress import Progress
 from autotune.probe.survey import memory_limit, survey
 from autotune.process.child_server import ChildServer
 from autotune.process.messages import ChildFolder, read_json, write_json
@@ -100,34 +98,11 @@ def allocator_limit(job: Job, facts: Facts, limit: int) -> int:
     return max(limit - round(prior_residual(facts.device, 0, job.devices.total).offset_bytes), 1)
 
 
-def ceilings_of(
-    facts: Facts,
-    kind: DeviceKind | None,
-    cache: PlanCache,
-    server: ChildServer,
-    folder: Path,
-    progress: Progress,
-    *,
-    worth_measuring: bool = True,
-) -> Ceilings | None:
-    """Return the ceilings of the device: from a table for another machine, else measured once.
-
-    Args:
-        folder: for the files of the measurement.
-        worth_measuring: whether they are measured now, where they are not yet.
-    """
-    if kind is not None:
-        return ceilings_of_kind(kind)
-    stored = cache.ceilings(facts.device.name)
-    if stored is not None or not worth_measuring:
-        return stored
-    progress.measuring()
-    return _measured(facts, cache, server, ChildFolder(path=folder))
-
-
-def _measured(
+def measured_ceilings(
     facts: Facts, cache: PlanCache, server: ChildServer, folder: ChildFolder
 ) -> Ceilings | None:
+    """Return the rates of the device that is here, measured now, and kept where that was not
+    disturbed; None: the measurement failed."""
     folder.path.mkdir(parents=True, exist_ok=True)
     request = {
         "device_kind": facts.device.kind,

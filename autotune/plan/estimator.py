@@ -14,14 +14,14 @@ from typing import Self
 
 from autotune.estimate.estimate import Estimate
 from autotune.estimate.protocol import EstimateReply
-from autotune.estimate.speed.ceilings import Ceilings
+from autotune.estimate.speed.ceilings import Ceilings, ceilings_of_kind
 from autotune.facts import Facts
 from autotune.facts.device_kinds import DeviceKind
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
 from autotune.plan.candidates import KnownSpeeds, estimates_of
 from autotune.plan.children import in_children
-from autotune.plan.device import WORTH_MEASURING, allocator_limit, ceilings_of
+from autotune.plan.device import WORTH_MEASURING, allocator_limit, measured_ceilings
 from autotune.plan.engines import Report, answered
 from autotune.plan.exchange import with_server
 from autotune.plan.grid import Trace
@@ -30,6 +30,7 @@ from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import PROMISING, Effort
 from autotune.plan.variants import VariantTask, variant_tasks
 from autotune.process.child_server import ChildServer
+from autotune.process.messages import ChildFolder
 from autotune.space.knobs import Candidate
 from autotune.space.trl_config import SettingsOfJob
 
@@ -67,19 +68,17 @@ class Estimator:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _speeds: KnownSpeeds = field(default_factory=dict)
 
-    def remembering(self, replies: Iterable[EstimateReply]) -> Self:
-        """Return the estimator of a plan that was made before, with all its replies."""
-        return dataclasses.replace(self, remembered=iter(replies))
-
     def with_ceilings(self, kind: DeviceKind | None, candidates: int) -> Self:
         """Return the same with the rates of the device: of its kind from a table, else measured
         once, where there are many candidates to rank."""
-        facts, server, folder = self.facts, self.server, self.folder / "ceilings"
-        many = candidates >= WORTH_MEASURING
-        ceilings = ceilings_of(
-            facts, kind, self.cache, server, folder, self.progress, worth_measuring=many
-        )
-        return dataclasses.replace(self, ceilings=ceilings)
+        if kind is not None:
+            return dataclasses.replace(self, ceilings=ceilings_of_kind(kind))
+        rates = self.cache.ceilings(self.facts.device.name)
+        if rates is None and candidates >= WORTH_MEASURING:
+            self.progress.measuring()
+            folder = ChildFolder(path=self.folder / "ceilings")
+            rates = measured_ceilings(self.facts, self.cache, self.server, folder)
+        return dataclasses.replace(self, ceilings=rates)
 
     @cached_property
     def _settings(self) -> SettingsOfJob:

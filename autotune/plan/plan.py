@@ -124,7 +124,8 @@ def plan(
         facts = stored[0] if stored else planned_facts(job, run, server, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
         estimator = _estimator(job, facts, space, run, server, kind, effort, progress)
-        estimator = estimator.remembering(stored[1]) if stored else estimator
+        if stored:
+            estimator = dataclasses.replace(estimator, remembered=iter(stored[1]))
         draft = Draft(space, estimator).trace(whole=whole_space)
         advisor = _advisor(estimator, kind, ways)
         answer, advice = (None, None) if only_default else _concluded(draft, estimator, advisor)

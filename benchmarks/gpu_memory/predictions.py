@@ -26,9 +26,8 @@ from autotune.facts import Facts
 from autotune.facts.devices import DeviceFacts
 from autotune.job.job import Job
 from autotune.plan.cache import PlanCache
-from autotune.plan.device import ceilings_of, device_facts, placed, planned_limit
+from autotune.plan.device import WORTH_MEASURING, device_facts, placed, planned_limit
 from autotune.plan.estimator import Estimator
-from autotune.plan.progress import Progress
 from autotune.plan.trace_choice import Effort
 from autotune.probe.survey import survey
 from autotune.process.child_server import ChildServer
@@ -162,18 +161,18 @@ def estimator_of(
     run = RunFolder(path=folder / "run")
     run.path.mkdir(parents=True, exist_ok=True)
     facts: Facts = device_facts(survey(job, run, server), kind, assume=False)
-    rates = run.path / "ceilings"
-    return Estimator(
+    estimator = Estimator(
         job=job,
         facts=facts,
         limit=planned_limit(job, facts),
         server=server,
         folder=run.path / "traces",
         rows=run.rows,
-        ceilings=ceilings or ceilings_of(facts, kind, cache, server, rates, Progress()),
+        ceilings=ceilings,
         effort=Effort(first=None),
         cache=cache,
     )
+    return estimator if ceilings else estimator.with_ceilings(kind, WORTH_MEASURING)
 
 
 def told() -> Row:

@@ -84,7 +84,7 @@ def test_the_same_plan_gets_its_replies_again_in_the_same_portions(tmp_path, mon
     tasks = new.tasks(make_space(make_job(), facts).candidates)
     portions = [new.replies(tasks[:2]), new.replies([]), new.replies(tasks[2:3])]
     assert asked == [2, 1] and new.kept == [*portions[0], *portions[2]]
-    again, told = new.remembering(list(new.kept)), []
+    again, told = replace(new, remembered=iter(list(new.kept))), []
     portions_again = [again.replies(some, told.append) for some in (tasks[:2], [], tasks[2:3])]
     assert portions_again == portions and asked == [2, 1]
     assert told == [dict(enumerate(portions[0])), dict(enumerate(portions[2]))]
