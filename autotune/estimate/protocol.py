@@ -169,7 +169,6 @@ class EstimateRequest(Message):
             devices on which the same kernels run. Only where nothing is generated and no engine is
             traced.
         cache: folder for traces; None: keep none.
-        shared: folder for what the traces of one plan share; None: they share nothing.
     """
 
     method: str
@@ -194,7 +193,6 @@ class EstimateRequest(Message):
     row_parts: int = 1
     all_layers: bool = False
     rank: int = 0
-    shared: str | None = None
     other_limits: list[int] = field(default_factory=list)
 
     @property

@@ -43,19 +43,16 @@ def process_bytes() -> int:
 
 
 def _answer(request: EstimateRequest, fresh_bytes: int, progress: Progress) -> EstimateReply:
-    from autotune.estimate.tracing.cache import shared_results
-
     gc.freeze()  # what was imported is not looked through again and again
     limits = (request.limit_bytes, *request.other_limits)
     points: list[dict[int, PointReply]] = [{} for _ in limits]
-    with shared_results(None if request.shared is None else Path(request.shared), request.cuda):
-        variant = _estimates_of(request)
-        gc.freeze()
-        for index in variant.order(request.points):
-            for limit, answers in zip(limits, points, strict=True):
-                variant.hold_to(limit)
-                answers[index] = variant.point(request.points[index])
-            progress.tell(POINT, index=index)
+    variant = _estimates_of(request)
+    gc.freeze()
+    for index in variant.order(request.points):
+        for limit, answers in zip(limits, points, strict=True):
+            variant.hold_to(limit)
+            answers[index] = variant.point(request.points[index])
+        progress.tell(POINT, index=index)
     in_order = [[answers[index] for index in range(len(answers))] for answers in points]
     return EstimateReply(
         process_bytes=fresh_bytes,

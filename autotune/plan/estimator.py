@@ -103,7 +103,6 @@ class Estimator:
             rows=self.rows,
             limit=allocator_limit(self.job, self.facts, self.limit),
             cache=self.cache.traces,
-            shared=self.folder / "operators",
         )
 
     def replies(

@@ -68,13 +68,11 @@ def variant_tasks(
     rows: Path,
     limit: int,
     cache: Path | None,
-    shared: Path | None = None,
 ) -> list[VariantTask]:
     """Group candidates by variant: one trace serves a group.
 
     Args:
         cache: folder of traces; None: none are kept.
-        shared: folder for what the traces of a plan share; None: they share nothing.
     """
     groups: dict[tuple[object, ...], list[_Traced]] = {}
     for candidate_settings in candidates:
@@ -86,8 +84,7 @@ def variant_tasks(
         without_cudnn = CUDNN_LAST in candidate_settings.environment
         key = (traced.key, candidate_settings.sharding, without_cudnn, *group)
         groups.setdefault(key, []).append(_Traced(candidate_settings, traced, point))
-    paths = _Paths(rows=rows, cache=cache, shared=shared)
-    return [_task(group, paths, limit) for group in groups.values()]
+    return [_task(group, rows, cache, limit) for group in groups.values()]
 
 
 def traces_liger(job: Job, facts: Facts) -> bool:
@@ -137,14 +134,7 @@ def batching(candidate_settings: Settings, *, of_a_part: bool = False) -> Batchi
     return batching_of(job.method, config, global_batch=global_batch, seed=job.seed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Paths:
-    rows: Path
-    cache: Path | None
-    shared: Path | None
-
-
-def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
+def _task(group: Sequence[_Traced], rows: Path, cache: Path | None, limit: int) -> VariantTask:
     points, places = unique(member.point for member in group)
     first = group[0]
     job, facts, sharding = first.settings.job, first.settings.facts, first.settings.sharding
@@ -163,13 +153,12 @@ def _task(group: Sequence[_Traced], paths: _Paths, limit: int) -> VariantTask:
         },
         layers=facts.model.layers or 0,
         cuda=cuda_rules(first.settings),
-        rows=str(paths.rows),
+        rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
         points=[Point(**point) for point in points],
         limit_bytes=limit,
-        cache=None if paths.cache is None else str(paths.cache),
-        shared=None if paths.shared is None else str(paths.shared),
+        cache=None if cache is None else str(cache),
         seed=job.seed,
         devices=sharding.num_processes,
         sharding=dataclasses.replace(sharding, cp_size=1, sp_size=1).plain(),

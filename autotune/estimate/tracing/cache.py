@@ -1,9 +1,6 @@
-"""What traces leave on disk for later ones. Runs in a child only.
+"""The traces of earlier plans: each is a function of what was asked, the model and the versions.
 
-`TraceCache` keeps whole traces of earlier plans: each is a function of what was asked, the model
-and the versions. `shared_results` keeps results of operators that the traces of one plan share,
-each of which is a process of its own: a trace ends by writing down the results that it asked torch
-for, and the next one begins with them, by one version of everything.
+Runs in a child only.
 """
 
 import contextlib
@@ -13,13 +10,10 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from autotune.estimate.protocol import (
     EstimateRequest,
@@ -29,7 +23,6 @@ from autotune.estimate.protocol import (
 )
 from autotune.estimate.records.events import ALLOCATE, WORKSPACES
 from autotune.estimate.records.layers import Irregular
-from autotune.estimate.tracing.fake_dispatch import KEPT_RESULTS
 from autotune.estimate.tracing.kernels.cpu import processor
 from autotune.estimate.variant import variant_of
 
@@ -115,54 +108,3 @@ def _with_workspaces_of(reply: _Reply, cuda: Mapping[str, Any] | None) -> _Reply
         return [*event[:2], cuda[_WORKSPACE], *event[3:]] if is_one else event
 
     return dataclasses.replace(reply, events=list(map(sized, reply.events)))
-
-
-_NAMESPACES = ("aten", "prims")
-"""Of the operators that every process has as soon as it has imported torch."""
-_BROKEN = (OSError, EOFError, pickle.UnpicklingError, AttributeError, TypeError, ValueError)
-
-
-@contextlib.contextmanager
-def shared_results(folder: Path | None, rules: object) -> Iterator[None]:
-    """Begin with the results in a folder, and add to them what was found in the meantime.
-
-    A folder that cannot be read or written only costs its time.
-
-    Args:
-        folder: None: nothing is shared.
-        rules: what the traces that share results have in common; others keep theirs apart.
-    """
-    if folder is None:
-        yield
-        return
-    folder /= hashlib.sha256(repr(rules).encode()).hexdigest()[:16]
-    with contextlib.suppress(OSError):
-        for file in sorted(folder.glob("*.results")):
-            with contextlib.suppress(*_BROKEN):
-                KEPT_RESULTS.update(_Unpickler(io.BytesIO(file.read_bytes())).load())
-    before = set(KEPT_RESULTS)
-    yield
-    with contextlib.suppress(*_BROKEN):
-        _write({key: KEPT_RESULTS[key] for key in KEPT_RESULTS.keys() - before}, folder)
-
-
-def _write(results: dict[Any, Any], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    data = io.BytesIO()
-    _Pickler(data).dump({k: v for k, v in results.items() if k[0].namespace in _NAMESPACES})
-    draft = folder / f"{os.getpid()}.draft"
-    draft.write_bytes(data.getvalue())
-    draft.replace(draft.with_suffix(".results"))
-
-
-class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> tuple[str, str, str] | None:
-        if not isinstance(value, torch._ops.OpOverload):
-            return None
-        return value.namespace, value._opname, value._overloadname
-
-
-class _Unpickler(pickle.Unpickler):
-    def persistent_load(self, name: tuple[str, str, str]) -> Any:
-        namespace, operator, overload = name
-        return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
