@@ -157,18 +157,30 @@ def reopen(path: Path) -> PastRun:
     """
     run = RunFolder(path=path.absolute())
     storage = run.storage()
-    name = study_name(run)
     refuse_script(run)
     facts = stored_facts(run)
-    if storage is None and (fault := fault_of_file(run.database, name)) is not None:
+    if storage is None and (fault := fault_of_file(run.database, study_name(run))) is not None:
         raise _without_study(run, fault)
     job, definition = load_job(run.job, elsewhere=True)
     with needed(run, "facts.json", RESUME):
         space = bind(definition, job, facts)
+    return reopened(run, job, facts, space)
+
+
+def reopened(
+    run: RunFolder, job: Job, facts: Facts, space: SearchSpace, expected: Expectations | None = None
+) -> PastRun:
+    """Return the run of a job whose space is known; `expected` of its candidates: None: as stored.
+
+    Raises:
+        UserError: what it cannot do without is damaged.
+    """
+    with needed(run, "facts.json", RESUME):
         allowed = allowed_memory(job, facts.device)
     files = StoredFiles(run)
-    records = stored_records(files, space, storage or run.database, name, allowed)
-    stored, ending, expectations = files.choice(), files.ending(), files.expectations()
+    storage = run.storage() or run.database
+    records = stored_records(files, space, storage, study_name(run), allowed)
+    stored, ending, expectations = files.choice(), files.ending(), expected or files.expectations()
     expectations, skipped = _usable(space, records, expectations, allowed, files)
     return PastRun(
         run=run,

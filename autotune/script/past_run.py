@@ -9,21 +9,13 @@ from typing import Any
 
 from autotune.errors import user_error
 from autotune.plain_data import NONSENSE, from_plain
-from autotune.probe.survey import allowed_memory, memory_limit
+from autotune.probe.survey import memory_limit
 from autotune.process.messages import read_json
 from autotune.process.run_folder import RunFolder
 from autotune.report.content import Chosen, Content
 from autotune.report.gather import content_of
-from autotune.run.loop import reasons_against
-from autotune.run.past_run import PastRun
-from autotune.run.stored import (
-    RESUME,
-    StoredFiles,
-    needed,
-    stored_facts,
-    stored_records,
-    study_name,
-)
+from autotune.run.past_run import PastRun, reopened
+from autotune.run.stored import RESUME, needed, stored_facts, study_name
 from autotune.script.protocol import Look
 from autotune.script.session import unestimated
 from autotune.script.space import job_of, space_of
@@ -102,32 +94,17 @@ def reopen_script(path: Path) -> PastScriptRun:
         UserError: there is none, or what it cannot do without is damaged.
     """
     run = RunFolder(path=path.absolute())
-    name, kept = study_name(run), run.read(run.script)
+    kept = run.read(run.script)
     look, facts = look_of_run(run), stored_facts(run)
     limits = kept.get("limits") or {}
-    if (fault := fault_of_file(run.database, name)) is not None:
+    if (fault := fault_of_file(run.database, study_name(run))) is not None:
         raise user_error(f"study.db: {fault}", where=str(run.path), hint=RESUME)
     with needed(run, run.script.name, RESUME):
         words = from_plain(tuple[str, ...], kept["words"])
         job = job_of(look, limits)
         space = space_of(look, job, facts)
-        limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
-    files = StoredFiles(run)
-    records = stored_records(files, space, run.database, name, allowed)
-    nothing = unestimated(look, facts, limit)
-    past = PastRun(
-        run=run,
-        job=job,
-        facts=facts,
-        space=space,
-        records=records,
-        allowed_bytes=allowed,
-        stored=files.choice(),
-        ending=files.ending(),
-        expectations=nothing,
-        skipped=reasons_against(space.candidates, records, nothing, allowed),
-        notes=tuple(files.notes),
-    )
+        nothing = unestimated(look, facts, memory_limit(job, facts.device))
+    past = reopened(run, job, facts, space, nothing)
     folder = str(kept.get("folder"))
     return PastScriptRun(past=past, look=look, words=words, folder=folder, limits=limits)
 
