@@ -208,22 +208,6 @@ def probed(
     return measurement
 
 
-def measure_candidate(
-    server: ChildServer,
-    folder: ChildFolder,
-    job: Job,
-    facts: Facts,
-    candidate: Candidate,
-    *,
-    rows: Path,
-    output_dir: Path,
-    limit: int,
-) -> Measurement:
-    """Probe a candidate of a job on this machine, by itself."""
-    task = probe_task(job, facts, candidate, rows=rows, output_dir=output_dir, limit=limit)
-    return probed(server, folder, task.plain())
-
-
 def shares_its_host(request: ProbeRequest) -> bool:
     """True if a probe's speed depends on what a whole machine shares: cores, memory, disks."""
     return (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.facts import Facts
 from autotune.job.job import Job
-from autotune.probe.measure import measure_candidate
+from autotune.probe.measure import probe_task, probed
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import check_host_memory, memory_limit, refuse_untried, survey
 from autotune.process.child_server import ChildServer
@@ -50,17 +50,8 @@ def probe_once(
         limit = memory_limit(job, facts.device)
         check_host_memory(job, facts)
         candidate = bind(definition, job, facts).default()
-        measurement = measure_candidate(
-            server,
-            run.probe(0),
-            job,
-            facts,
-            candidate,
-            rows=run.rows,
-            output_dir=run.output,
-            limit=limit,
-        )
-        return candidate, measurement
+        task = probe_task(job, facts, candidate, rows=run.rows, output_dir=run.output, limit=limit)
+        return candidate, probed(server, run.probe(0), task.plain())
 
 
 def bound_space(job: Job, definition: SpaceDefinition, scratch: Path) -> tuple[SearchSpace, Facts]:

@@ -23,7 +23,7 @@ from autotune.plain_data import NONSENSE, from_plain
 from autotune.plan.plan import Plan
 from autotune.plan.progress import Progress
 from autotune.probe.extensions import compiled_folder
-from autotune.probe.measure import measure_candidate
+from autotune.probe.measure import probe_task, probed
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, named_dataset
 from autotune.process.child_server import ChildServer
@@ -241,21 +241,11 @@ def _launched(
     candidate, limit = planned.candidate, memory_limit(job, facts.device)
     chosen = settings(job, facts, candidate, str(output))
     run.write_bundle(run.bundle, launched_files(chosen, sys.executable))
+    task = probe_task(job, facts, candidate, rows=run.rows, output_dir=output, limit=limit)
     probes: list[Measurement] = []
 
     def probe() -> Measurement:
-        probes.append(
-            measure_candidate(
-                server,
-                run.probe(len(probes)),
-                job,
-                facts,
-                candidate,
-                rows=run.rows,
-                output_dir=output,
-                limit=limit,
-            )
-        )
+        probes.append(probed(server, run.probe(len(probes)), task.plain()))
         return probes[-1]
 
     first = probe()

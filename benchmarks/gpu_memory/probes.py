@@ -11,7 +11,7 @@ from typing import Any
 from autotune.errors import machine_error, user_error
 from autotune.facts import Facts, devices
 from autotune.job.job import Job
-from autotune.probe.measure import measure_candidate
+from autotune.probe.measure import probe_task, probed
 from autotune.probe.protocol import Measurement
 from autotune.probe.survey import memory_limit, survey
 from autotune.process.child_server import ChildServer
@@ -110,16 +110,9 @@ class Bench:
         """Measure a candidate under the limit that a run of its job would set."""
         job, facts, run = self._open(case)
         self._probes[case] += 1
-        return measure_candidate(
-            self._server,
-            run.probe(self._probes[case]),
-            job,
-            facts,
-            candidate,
-            rows=run.rows,
-            output_dir=run.output,
-            limit=memory_limit(job, facts.device),
-        )
+        limit = memory_limit(job, facts.device)
+        task = probe_task(job, facts, candidate, rows=run.rows, output_dir=run.output, limit=limit)
+        return probed(self._server, run.probe(self._probes[case]), task.plain())
 
 
 def check_device(predictions: Predictions) -> devices.DeviceFacts:

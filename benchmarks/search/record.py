@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from autotune.facts import Facts  # noqa: E402
 from autotune.job.job import Job  # noqa: E402
 from autotune.plan.estimator import Estimator  # noqa: E402
-from autotune.probe.measure import measure_candidate  # noqa: E402
+from autotune.probe.measure import probe_task, probed  # noqa: E402
 from autotune.probe.survey import memory_limit, survey  # noqa: E402
 from autotune.process.child_server import ChildServer  # noqa: E402
 from autotune.process.run_folder import RunFolder  # noqa: E402
@@ -116,9 +116,7 @@ class Recording:
     def _probe(self, candidate: Candidate) -> dict[str, Any]:
         number = next(self.numbers)
         before = os.getloadavg()[0]
-        measured = measure_candidate(
-            self.server,
-            self.run.probe(number),
+        task = probe_task(
             self.job,
             self.facts,
             candidate,
@@ -126,6 +124,7 @@ class Recording:
             output_dir=self.run.output,
             limit=self.limit,
         )
+        measured = probed(self.server, self.run.probe(number), task.plain())
         kept = {name: value for name, value in measured.plain().items() if value not in (None, [])}
         load = [round(n, 2) for n in (before, os.getloadavg()[0])]
         row = {"row": "probe", "knobs": candidate.knobs, "measurement": kept, "load": load}

@@ -55,17 +55,16 @@ def test_a_crash_on_a_full_disk_says_nothing_of_its_candidate(
 ) -> None:
     monkeypatch.setattr(measure, "WORKER", "stubs:fills_its_disk")
     stage = Stage(shared_server, small_disk / "probe")
+    task = measure.probe_task(
+        make_job(),
+        make_facts(),
+        make_candidate(),
+        rows=small_disk,
+        output_dir=small_disk,
+        limit=2**40,
+    )
     with pytest.raises(MachineError) as raised:
-        measure.measure_candidate(
-            stage.server,
-            stage.folder,
-            make_job(),
-            make_facts(),
-            make_candidate(),
-            rows=small_disk,
-            output_dir=small_disk,
-            limit=2**40,
-        )
+        measure.probed(stage.server, stage.folder, task.plain())
     (problem,) = raised.value.problems
     assert (problem.where, problem.what) == (str(small_disk / "probe"), "the disk is full")
     assert "resumed" in (problem.hint or "")

@@ -71,16 +71,16 @@ def probed(
     """The measurement of a candidate whose process is ended so many times."""
     monkeypatch.setattr(measure, "WORKER", WORKER)
     with ended(stage, times, number, victim, OK):
-        return measure.measure_candidate(
-            stage.server,
-            stage.folder,
+        where = stage.folder.path
+        task = measure.probe_task(
             make_job(),
             make_facts(),
             make_candidate(),
-            rows=stage.folder.path,
-            output_dir=stage.folder.path,
+            rows=where,
+            output_dir=where,
             limit=2**40,
         )
+        return measure.probed(stage.server, stage.folder, task.plain())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from autotune.plan.cache import PlanCache
 from autotune.plan.children import untraced
 from autotune.plan.device import _measured
 from autotune.probe import survey_worker
-from autotune.probe.measure import measure_candidate
+from autotune.probe.measure import probe_task, probed
 from autotune.probe.protocol import SurveyRequest
 from autotune.probe.survey import read_survey_reply, survey
 from autotune.process.limits import Ending
@@ -212,7 +212,7 @@ def take(kind: str, server: Any, folder: Path) -> None:
     place = ChildFolder(path=folder / "child")
     if kind == "probe":
         where = {"rows": folder, "output_dir": folder, "limit": 2**40}
-        found: Any = measure_candidate(server, place, job, facts, candidate, **where)
+        found: Any = probed(server, place, probe_task(job, facts, candidate, **where).plain())
         assert read_json(place.measurement) == found.plain()
     elif kind in ("survey", "problems"):
         found = survey(job, run, server)
