@@ -12,15 +12,13 @@ from autotune.bundle.schedulers import scheduled
 from autotune.bundle.vllm_script import FILE as SERVE_SCRIPT
 from autotune.bundle.vllm_script import serve_script, wants_server
 from autotune.errors import UserError
-from autotune.facts import Facts
-from autotune.job.job import Job
 from autotune.job.methods import METHODS
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.learning_rate import scaling
 from autotune.space.notes import code_note
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
 from autotune.space.sharding.sharding import DEEPSPEED
-from autotune.space.trl_config import Settings, resolve_precision, settings
+from autotune.space.trl_config import Settings, resolve_precision
 from autotune.training.registry import own_script
 
 SCHEMA = 1
@@ -30,30 +28,26 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 def bundle_files(
     recommendation: Recommendation,
-    job: Job,
-    facts: Facts,
+    chosen: Settings,
     *,
     python: str,
-    output_dir: str,
     origin: str,
     verification: dict[str, Any] | None,
 ) -> dict[str, str]:
     """Return file name -> text. The same recommendation gives the same bytes.
 
     Args:
+        chosen: settings of the recommended candidate.
         python: interpreter that launches.
-        output_dir: where training writes unless the job says otherwise.
         origin: how it was found, as a sentence.
         verification: the result of the verification; None before it ran.
 
     Raises:
         UserError: what is asked for makes files that contradict each other.
     """
-    candidate = recommendation.chosen.candidate
-    chosen = settings(job, facts, candidate, output_dir)
     return {
         **launched_files(chosen, python),
-        RECOMMENDATION: as_json(recommendation_plain(recommendation, job, facts, verification)),
+        RECOMMENDATION: as_json(recommendation_plain(recommendation, chosen, verification)),
         "README.md": readme(recommendation, chosen, origin, verification),
     }
 
@@ -113,15 +107,12 @@ def requirements(chosen: Settings) -> list[str]:
 
 
 def recommendation_plain(
-    recommendation: Recommendation,
-    job: Job,
-    facts: Facts,
-    verification: dict[str, Any] | None,
+    recommendation: Recommendation, chosen: Settings, verification: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return `recommendation.json` as data."""
     return {
-        **origin_plain(job, facts),
-        "weights_probed": facts.model.weights,
+        **origin_plain(chosen),
+        "weights_probed": chosen.facts.model.weights,
         "chosen": _ranked(recommendation.chosen),
         "reasons": list(recommendation.reasons),
         "ties": [_ranked(candidate) for candidate in recommendation.ties],
@@ -134,8 +125,9 @@ def recommendation_plain(
     }
 
 
-def origin_plain(job: Job, facts: Facts) -> dict[str, Any]:
+def origin_plain(chosen: Settings) -> dict[str, Any]:
     """Return the job, device and packages of a recommendation, as data."""
+    job, facts = chosen.job, chosen.facts
     precision, reason = resolve_precision(job, facts.device)
     return {
         "schema": SCHEMA,

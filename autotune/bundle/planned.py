@@ -20,7 +20,6 @@ from autotune.bundle.bundle import (
 from autotune.bundle.readme import heading, how_to_launch, knobs_table, page, plain_name, step_name
 from autotune.errors import in_one_line
 from autotune.estimate.estimate import Estimate
-from autotune.facts import Facts
 from autotune.job.job import Job, KnobValue, NoData
 from autotune.job.methods import METHODS
 from autotune.job.yaml_file import to_yaml
@@ -30,7 +29,7 @@ from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.attention import ATTENTION, is_downloaded
 from autotune.space.knobs import Candidate, from_knobs
 from autotune.space.packages import packages_to_install
-from autotune.space.trl_config import Settings, settings
+from autotune.space.trl_config import Settings
 from autotune.units import format_bytes, format_seconds
 
 MARK = "estimated, not verified"
@@ -120,25 +119,22 @@ class Planned:
 
 def planned_files(
     planned: Planned,
-    job: Job,
-    facts: Facts,
+    chosen: Settings,
     *,
     python: str,
-    output_dir: str,
     verification: dict[str, Any] | None = None,
 ) -> dict[str, str]:
     """Return file name -> text of a bundle that is estimated, not verified, each file marked so.
 
     Args:
+        chosen: settings of its candidate.
         python: interpreter that launches.
-        output_dir: where training writes unless the job says otherwise.
         verification: a verification that failed; None: it was not launched yet.
 
     Raises:
         UserError: what is asked for makes files that contradict each other.
     """
-    chosen = settings(job, facts, planned.candidate, output_dir)
-    plain = origin_plain(job, facts) | {
+    plain = origin_plain(chosen) | {
         "chosen": {"probe": None, "knobs": planned.candidate.knobs, "measurement": None},
         "reasons": [_answer(planned)],
         "verified": False,
@@ -148,17 +144,15 @@ def planned_files(
         **launched_files(chosen, python),
         "README.md": _readme(planned, chosen, verification),
     }
-    return _with_job(files, plain, planned, job, verification)
+    return _with_job(files, plain, planned, chosen.job, verification)
 
 
 def verified_files(
     planned: Planned,
     measured: Ranked,
-    job: Job,
-    facts: Facts,
+    chosen: Settings,
     *,
     python: str,
-    output_dir: str,
     verification: dict[str, Any],
 ) -> dict[str, str]:
     """Return file name -> text of the same bundle after its launch: no mark, measured figures.
@@ -167,16 +161,14 @@ def verified_files(
     reasons = (_answer(planned), *_held_against(planned, measured))
     files = bundle_files(
         Recommendation(chosen=measured, reasons=reasons, ties=(), runners_up=()),
-        job,
-        facts,
+        chosen,
         python=python,
-        output_dir=output_dir,
         origin=f"Planned by autotune for {planned.device}; measured by {readings} on "
-        f"{plain_name(facts.device.name)}.",
+        f"{plain_name(chosen.facts.device.name)}.",
         verification=verification,
     )
     plain = json.loads(files.pop(RECOMMENDATION))
-    return _with_job(files, plain, planned, job, None)
+    return _with_job(files, plain, planned, chosen.job, None)
 
 
 def _with_job(

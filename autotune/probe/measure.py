@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import machine_error
-from autotune.facts import Facts, devices
+from autotune.facts import devices
 from autotune.facts.host import host_limit, memory_kills
-from autotune.job.job import Job
 from autotune.probe.extensions import compile_before
 from autotune.probe.outcome import cut_short, disturbed, is_by_another, name_outcome, of_both
 from autotune.probe.protocol import Measurement, ProbeRequest
@@ -33,8 +32,7 @@ from autotune.process.host_memory import HostMeter
 from autotune.process.limits import Limits, Watcher
 from autotune.process.messages import ChildFolder, Message, read_json, write_json
 from autotune.process.progress import ProgressReader
-from autotune.space.knobs import Candidate
-from autotune.space.trl_config import device_environment, settings, threads
+from autotune.space.trl_config import Settings, device_environment, threads
 from autotune.training.spec import Part
 from autotune.units import format_bytes
 
@@ -46,12 +44,9 @@ ENDED_S = 1.0
 MAKE_ROOM = "make room; what was measured is kept, and a run that is resumed goes on"
 
 
-def probe_request(
-    job: Job, facts: Facts, candidate: Candidate, *, rows: Path, output_dir: str, limit: int | None
-) -> ProbeRequest:
+def probe_request(chosen: Settings, *, rows: Path, limit: int | None) -> ProbeRequest:
     """Return the request to the child that probes a candidate."""
-    chosen = settings(job, facts, candidate, output_dir)
-    share = chosen.vllm
+    job, facts, share = chosen.job, chosen.facts, chosen.vllm
     return ProbeRequest(
         method=job.method,
         config=chosen.config,
@@ -69,7 +64,7 @@ def probe_request(
         rows=str(rows),
         rows_total=facts.data.rows,
         rows_sampled=facts.data.sampled,
-        global_batch=candidate.global_batch * chosen.sharding.replicas,
+        global_batch=chosen.candidate.global_batch * chosen.sharding.replicas,
         seed=job.seed,
         vllm_bytes=share.awake_bytes if share else 0,
         vllm_asleep_bytes=share.asleep_bytes if share else None,
@@ -154,12 +149,9 @@ class ProbeTask(Message):
 
 
 def probe_task(
-    job: Job,
-    facts: Facts,
-    candidate: Candidate,
+    chosen: Settings,
     *,
     rows: Path,
-    output_dir: Path,
     limit: int,
     to_beat: float | None = None,
     most_s: float = math.inf,
@@ -171,12 +163,10 @@ def probe_task(
     Args:
         to_beat: tokens/s of the fastest so far.
     """
-    request = probe_request(
-        job, facts, candidate, rows=rows, output_dir=str(output_dir), limit=limit
-    )
+    request = probe_request(chosen, rows=rows, limit=limit)
     return ProbeTask(
         request=dataclasses.replace(request, to_beat_tokens_per_s=to_beat),
-        own_s=60 * job.budget.probe_minutes,
+        own_s=60 * chosen.job.budget.probe_minutes,
         most_s=most_s if math.isfinite(most_s) else None,
         timed=timed,
         elsewhere=elsewhere,

@@ -49,8 +49,10 @@ def probe_once(
         facts = survey(job, run, server)
         limit = memory_limit(job, facts.device)
         check_host_memory(job, facts)
-        candidate = bind(definition, job, facts).default()
-        task = probe_task(job, facts, candidate, rows=run.rows, output_dir=run.output, limit=limit)
+        space = bind(definition, job, facts)
+        candidate = space.default()
+        chosen = space.settings(candidate, str(run.output))
+        task = probe_task(chosen, rows=run.rows, limit=limit)
         return candidate, probed(server, run.probe(0), task.plain())
 
 

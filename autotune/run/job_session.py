@@ -10,8 +10,6 @@ from autotune.bundle.bundle import bundle_files, found_by
 from autotune.engine.call import Call, result_of
 from autotune.engine.launching import launcher_of
 from autotune.errors import UserError
-from autotune.facts import Facts
-from autotune.job.job import Job
 from autotune.plan.estimator import Estimator
 from autotune.plan.questions.changes import Advice, TriedChange, offloading, single_changes
 from autotune.plan.questions.ways import FASTEST, Advisor
@@ -26,7 +24,7 @@ from autotune.run.verdict import Verification
 from autotune.run.verify import expected_seconds, verify
 from autotune.search.job_time import Work, work_of
 from autotune.search.recommend import NothingFits, Ranked, Recommendation
-from autotune.search.record import counts_as_probe, excess_bytes
+from autotune.search.record import Record, counts_as_probe, excess_bytes
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import load_definition
 from autotune.space.knobs import Candidate
@@ -45,7 +43,8 @@ class JobSession(Session):
         self, number: int, candidate: Candidate, *, to_beat: float | None, most_s: float
     ) -> Call:
         """Return the call of a short training in a child."""
-        task = self._task(self.job, candidate, to_beat, most_s, not self.options.accept_noise)
+        timed = not self.options.accept_noise
+        task = self._task(self.space, candidate, to_beat, most_s, timed=timed)
         return Call(
             key=f"{number:04d}",
             folder=str(self.run.probe(number).path),
@@ -54,14 +53,17 @@ class JobSession(Session):
         )
 
     def _task(
-        self, job: Job, candidate: Candidate, to_beat: float | None, most_s: float, timed: bool
+        self,
+        space: SearchSpace,
+        candidate: Candidate,
+        to_beat: float | None,
+        most_s: float,
+        *,
+        timed: bool,
     ) -> ProbeTask:
         return probe_task(
-            job,
-            self.facts,
-            candidate,
+            space.settings(candidate, str(self.run.output)),
             rows=self.run.rows,
-            output_dir=self.run.output,
             limit=self.limit_bytes,
             to_beat=to_beat,
             most_s=most_s,
@@ -79,23 +81,15 @@ class JobSession(Session):
 
     def write(self, recommendation: Recommendation, verification: Verification | None) -> None:
         """Write the bundle of a recommendation into the run's folder."""
-        files = render(
-            recommendation,
-            self.job,
-            self.facts,
-            self.run,
-            space=self.space,
-            probes=sum(counts_as_probe(record) for record in self.study.records()),
-            verification=verification,
-        )
+        records = self.study.records()
+        files = render(recommendation, self.run, self.space, records, verification)
         self.run.write_bundle(self.run.bundle, files)
 
     def launch(self, ranked: Ranked, probe_again: Callable[[], Measurement]) -> Verification:
         """Launch the bundle for a few steps, and judge it by its promise."""
         return verify(
             self.run,
-            self.job,
-            self.facts,
+            self.space.settings(ranked.candidate, str(self.run.output)),
             ranked,
             self.server,
             probe_again,
@@ -112,9 +106,9 @@ class JobSession(Session):
         left_out = (UNTRIED,) if self.deadline.left_s <= 0 else ()
         return replace(result, nothing_fits=nothing, tried=tried, advice=advice, left_out=left_out)
 
-    def _what_if(self, job: Job, candidate: Candidate, name: str) -> Measurement:
+    def _what_if(self, space: SearchSpace, candidate: Candidate, name: str) -> Measurement:
         """Return a probe beside the search: it is not part of the study."""
-        task = self._task(job, candidate, None, self.deadline.left_s, timed=False)
+        task = self._task(space, candidate, None, self.deadline.left_s, timed=False)
         folder = str(self.run.what_if / name)
         call = Call(
             key=f"what-if-{name}-{time.monotonic_ns()}",
@@ -140,7 +134,7 @@ class JobSession(Session):
                 return
             self.listener.trying(change.text)
             candidate = space.nearest(nearest.values)
-            measurement = self._what_if(change.job, candidate, f"{index:02d}")
+            measurement = self._what_if(space, candidate, f"{index:02d}")
             if measurement.outcome == "interrupted":
                 return
             excess = excess_bytes(measurement, self.allowed_bytes)
@@ -174,21 +168,18 @@ class JobSession(Session):
 
 def render(
     recommendation: Recommendation,
-    job: Job,
-    facts: Facts,
     run: RunFolder,
-    *,
     space: SearchSpace,
-    probes: int,
+    records: Sequence[Record],
     verification: Verification | None,
 ) -> dict[str, str]:
     """Return the files of a bundle that is launched with this very interpreter."""
+    chosen = space.settings(recommendation.chosen.candidate, run.bundle_output)
+    probes = sum(counts_as_probe(record) for record in records)
     return bundle_files(
         recommendation,
-        job,
-        facts,
+        chosen,
         python=sys.executable,
-        output_dir=run.bundle_output,
-        origin=found_by(probes, len(space.candidates), facts.device.name),
+        origin=found_by(probes, len(space.candidates), chosen.facts.device.name),
         verification=verification.plain() if verification is not None else None,
     )

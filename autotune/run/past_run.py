@@ -46,12 +46,12 @@ from autotune.run.stored import (
 from autotune.run.verdict import Verification, memory_limit_of
 from autotune.run.verify import verify
 from autotune.search.recommend import Recommendation, recommend
-from autotune.search.record import Record, counts_as_probe
+from autotune.search.record import Record
 from autotune.search.storage import fault_of_file
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.job_file.load import load_job
-from autotune.space.knobs import Candidate
 from autotune.space.sharding.deepspeed import FILE as DEEPSPEED_FILE
+from autotune.space.trl_config import Settings, settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +117,7 @@ class PastRun:
             UserError: what was found of model and data makes no bundle.
         """
         with needed(self.run, "facts.json", RESUME):
-            return render(
-                recommendation,
-                self.job,
-                self.facts,
-                self.run,
-                space=self.space,
-                probes=sum(counts_as_probe(record) for record in self.records),
-                verification=verification,
-            )
+            return render(recommendation, self.run, self.space, self.records, verification)
 
     def kept_verification(self, recommendation: Recommendation) -> Verification | None:
         """Return the stored verification, if it is of this probe and of files that would be the
@@ -281,14 +273,14 @@ def verify_again(
         # Whole, so that nothing else lies beside the script that is run.
         kept = past.kept_verification(recommendation)
         past.run.write_bundle(past.run.bundle, past.files(recommendation, kept))
-        chosen = recommendation.chosen
+        ranked = recommendation.chosen
+        chosen = settings(past.job, facts, ranked.candidate, str(past.run.output))
         outcome = verify(
             past.run,
-            past.job,
-            facts,
             chosen,
+            ranked,
             server,
-            lambda: _probed_again(past, facts, chosen.candidate, engine),
+            lambda: _probed_again(past.run, chosen, engine),
             Deadline(),
             heard,
             soak_s,
@@ -298,17 +290,10 @@ def verify_again(
     return outcome
 
 
-def _probed_again(past: PastRun, facts: Facts, candidate: Candidate, engine: Engine) -> Measurement:
+def _probed_again(run: RunFolder, chosen: Settings, engine: Engine) -> Measurement:
     """Return a probe of the candidate that is launched."""
-    task = probe_task(
-        past.job,
-        facts,
-        candidate,
-        rows=past.run.rows,
-        output_dir=past.run.output,
-        limit=memory_limit_of(past.job, facts),
-        elsewhere=engine.is_remote,
-    )
-    key, folder = f"again-{time.monotonic_ns()}", str(past.run.what_if / "again")
+    limit = memory_limit_of(chosen.job, chosen.facts)
+    task = probe_task(chosen, rows=run.rows, limit=limit, elsewhere=engine.is_remote)
+    key, folder = f"again-{time.monotonic_ns()}", str(run.what_if / "again")
     call = Call(key=key, folder=folder, request=task.plain(), alone=True)
     return result_of(engine, call).measurement()

@@ -42,7 +42,7 @@ from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
 from autotune.space.packages import packages_to_install
-from autotune.space.trl_config import settings
+from autotune.space.trl_config import Settings, settings
 
 
 def unsafe_reason(plan: Plan) -> str | None:
@@ -90,7 +90,6 @@ def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
     folder = folder.absolute()
     choice, device, run = plan.choices[0], plan.facts.device, _run_of(folder)
     facts = trained_facts(plan, job, named_dataset(job, run))
-    elsewhere = is_elsewhere(plan)
     planned = Planned(
         candidate=choice.candidate,
         estimate=choice.estimate,
@@ -99,14 +98,11 @@ def emit_plan(plan: Plan, job: Job, folder: Path) -> Path:
         limit_bytes=plan.limit_bytes,
     )
     named = job.devices.model_copy(update={"kind": device.kind})
-    files = planned_files(
-        planned,
-        job.model_copy(update={"devices": named}),
-        facts,
-        python="python3" if elsewhere else sys.executable,
-        output_dir=os.environ.get(OUTPUT) or str(folder / "output"),
-    )
-    run.write_files(folder, files)
+    job = job.model_copy(update={"devices": named})
+    output = os.environ.get(OUTPUT) or str(folder / "output")
+    chosen = settings(job, facts, choice.candidate, output)
+    python = "python3" if is_elsewhere(plan) else sys.executable
+    run.write_files(folder, planned_files(planned, chosen, python=python))
     return folder
 
 
@@ -152,20 +148,18 @@ def verify_planned(
         facts = facts_of(job, run, server, Progress())
         _check_candidate(planned.candidate, definition, job, facts)
         launching = functools.partial(verify, heard=heard, soak_s=soak_s)
-        outcome, measured = _launched(
-            planned, job, facts, run, server, folder / "output", launching
-        )
+        chosen = settings(job, facts, planned.candidate, str(folder / "output"))
+        outcome, measured = _launched(chosen, run, server, launching)
     data = run.rows.parent
     for made in (run.rows, run.raw, compiled_folder(run.rows), data / "scratch", run.bundle):
         shutil.rmtree(made, ignore_errors=True)
     with contextlib.suppress(OSError):  # else it has something of another's
         data.rmdir()
-    rendered = {"python": sys.executable, "output_dir": str(folder / "output")}
-    plain = outcome.plain()
+    python, plain = sys.executable, outcome.plain()
     if outcome.verified and measured is not None:
-        files = verified_files(planned, measured, job, facts, verification=plain, **rendered)
+        files = verified_files(planned, measured, chosen, python=python, verification=plain)
     else:
-        files = planned_files(planned, job, facts, verification=plain, **rendered)
+        files = planned_files(planned, chosen, python=python, verification=plain)
     run.write_files(folder, files)
     return outcome
 
@@ -228,20 +222,16 @@ def _check_candidate(
 
 
 def _launched(
-    planned: Planned,
-    job: Job,
-    facts: Facts,
+    chosen: Settings,
     run: RunFolder,
     server: ChildServer,
-    output: Path,
     launching: Callable[..., Verification],
 ) -> tuple[Verification, Ranked | None]:
     """Return what a launch shows, and what probes measured that it is held against; None: no probe
     ended well."""
-    candidate, limit = planned.candidate, memory_limit(job, facts.device)
-    chosen = settings(job, facts, candidate, str(output))
+    limit = memory_limit(chosen.job, chosen.facts.device)
     run.write_bundle(run.bundle, launched_files(chosen, sys.executable))
-    task = probe_task(job, facts, candidate, rows=run.rows, output_dir=output, limit=limit)
+    task = probe_task(chosen, rows=run.rows, limit=limit)
     probes: list[Measurement] = []
 
     def probe() -> Measurement:
@@ -254,9 +244,9 @@ def _launched(
     if first.outcome != "ok":
         reason = f"its probe ended as `{first.outcome}`: {first.reason}"
         return Verification(verified=False, reason=reason, log=str(run.probe(0).stderr)), None
-    now = _ranked(candidate, probes)
-    outcome = launching(run, job, facts, now, server, probe, Deadline())
-    return outcome, _ranked(candidate, [one for one in probes if one.outcome == "ok"])
+    now = _ranked(chosen.candidate, probes)
+    outcome = launching(run, chosen, now, server, probe, Deadline())
+    return outcome, _ranked(chosen.candidate, [one for one in probes if one.outcome == "ok"])
 
 
 def _ranked(candidate: Candidate, probes: list[Measurement]) -> Ranked:

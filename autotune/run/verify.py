@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
-from autotune.facts import Facts, devices
+from autotune.facts import devices
 from autotune.facts.model_files import has_weights
 from autotune.job.job import Job
 from autotune.plain_data import NONSENSE
@@ -43,7 +43,6 @@ from autotune.space.trl_config import (
     device_environment,
     eval_batch,
     launched_config_name,
-    settings,
 )
 from autotune.training.rehearsal import UNTIMED_STEPS, RehearsalReply, RehearsalRequest
 
@@ -62,8 +61,7 @@ what is not known, and the rate of a disk. Chosen, not measured."""
 
 def verify(
     run: RunFolder,
-    job: Job,
-    facts: Facts,
+    launched: Settings,
     ranked: Ranked,
     server: ChildServer,
     probe_again: Callable[[], Measurement],
@@ -82,6 +80,7 @@ def verify(
     all this there must be time before the deadline.
 
     Args:
+        launched: settings of the candidate.
         heard: hears of each stage of a launch when it is over.
         soak_s: how long a bundle that holds is trained once more, in seconds.
         accept_noise: whether one launch has to do, however fast it is.
@@ -97,7 +96,6 @@ def verify(
     if run.verification.exists():
         shutil.rmtree(run.verification)
     run.verification.mkdir(parents=True)
-    launched = settings(job, facts, ranked.candidate, str(run.output))
     reply = _prepare_data(run, launched, ranked, server, deadline)
     if reply is None:
         return _without_data(run, deadline)
@@ -114,7 +112,7 @@ def verify(
         return launches.verdict(ranked)
     outcome = _judge_launches(launches.verdict, ranked, probe_again, deadline, heard)
     if not outcome.verified and launcher is launch:
-        _refuse_shared_gpus(facts.device)
+        _refuse_shared_gpus(launched.facts.device)
     if not soak_s or not outcome.verified:
         return outcome
     return _soak(launches, ranked, heard, outcome, soak_s)

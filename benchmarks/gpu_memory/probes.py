@@ -17,6 +17,7 @@ from autotune.probe.survey import memory_limit, survey
 from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.space.knobs import Candidate, from_knobs
+from autotune.space.trl_config import settings
 from benchmarks.gpu_memory.predictions import (
     Predictions,
     Row,
@@ -111,7 +112,8 @@ class Bench:
         job, facts, run = self._open(case)
         self._probes[case] += 1
         limit = memory_limit(job, facts.device)
-        task = probe_task(job, facts, candidate, rows=run.rows, output_dir=run.output, limit=limit)
+        chosen = settings(job, facts, candidate, str(run.output))
+        task = probe_task(chosen, rows=run.rows, limit=limit)
         return probed(self._server, run.probe(self._probes[case]), task.plain())
 
 

@@ -39,6 +39,7 @@ from autotune.run.opening import expected  # noqa: E402
 from autotune.space.bind import SearchSpace, bind  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate, from_knobs  # noqa: E402
+from autotune.space.trl_config import settings  # noqa: E402
 from benchmarks.search.grid import undisturbed  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "optuna")
@@ -116,14 +117,8 @@ class Recording:
     def _probe(self, candidate: Candidate) -> dict[str, Any]:
         number = next(self.numbers)
         before = os.getloadavg()[0]
-        task = probe_task(
-            self.job,
-            self.facts,
-            candidate,
-            rows=self.run.rows,
-            output_dir=self.run.output,
-            limit=self.limit,
-        )
+        chosen = settings(self.job, self.facts, candidate, str(self.run.output))
+        task = probe_task(chosen, rows=self.run.rows, limit=self.limit)
         measured = probed(self.server, self.run.probe(number), task.plain())
         kept = {name: value for name, value in measured.plain().items() if value not in (None, [])}
         load = [round(n, 2) for n in (before, os.getloadavg()[0])]

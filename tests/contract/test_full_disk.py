@@ -17,6 +17,7 @@ from autotune.job.job import Devices
 from autotune.probe import measure
 from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
+from autotune.space.trl_config import settings
 from tests.unit.builders import make_candidate, make_facts, make_job
 from tests.unit.calling import call
 
@@ -56,12 +57,7 @@ def test_a_crash_on_a_full_disk_says_nothing_of_its_candidate(
     monkeypatch.setattr(measure, "WORKER", "stubs:fills_its_disk")
     stage = Stage(shared_server, small_disk / "probe")
     task = measure.probe_task(
-        make_job(),
-        make_facts(),
-        make_candidate(),
-        rows=small_disk,
-        output_dir=small_disk,
-        limit=2**40,
+        settings(make_job(), make_facts(), make_candidate()), rows=small_disk, limit=2**40
     )
     with pytest.raises(MachineError) as raised:
         measure.probed(stage.server, stage.folder, task.plain())

@@ -71,15 +71,8 @@ def probed(
     """The measurement of a candidate whose process is ended so many times."""
     monkeypatch.setattr(measure, "WORKER", WORKER)
     with ended(stage, times, number, victim, OK):
-        where = stage.folder.path
-        task = measure.probe_task(
-            make_job(),
-            make_facts(),
-            make_candidate(),
-            rows=where,
-            output_dir=where,
-            limit=2**40,
-        )
+        chosen = settings(make_job(), make_facts(), make_candidate())
+        task = measure.probe_task(chosen, rows=stage.folder.path, limit=2**40)
         return measure.probed(stage.server, stage.folder, task.plain())
 
 

@@ -75,11 +75,8 @@ def probes(pair: Any, bench: Bench, compiled: Path) -> Sweep:
 def probed(engine: Any, bench: Bench, name: str) -> Measurement:
     chosen = {"per_device_train_batch_size": 2, **WAYS[name]}
     task = probe_task(
-        bench.job,
-        bench.facts,
-        bench.candidate(**chosen),
+        bench.space.settings(bench.candidate(**chosen), str(bench.run.output)),
         rows=bench.run.rows,
-        output_dir=bench.run.output,
         limit=bench.facts.device.free_bytes,
         timed=False,
         elsewhere=True,
@@ -113,18 +110,17 @@ def test_a_bundle_is_launched_on_each_of_two_nodes(
     monkeypatch.setattr(verdict, "SPEED_TOLERANCE", 10.0)
     monkeypatch.setattr(verify, "TIMED_ROWS", 16)
     monkeypatch.setattr(verify, "TIMED_S", 0.5)
-    job, run, facts = bench.job, bench.run, bench.facts
+    run = bench.run
     candidate = bench.candidate(**WAYS["DDP"])
     ranked = Ranked(number=0, candidate=candidate, measurement=probes["DDP"])
     found = Recommendation(chosen=ranked, reasons=(), ties=(), runners_up=())
-    files = render(found, job, facts, run, space=bench.space, probes=1, verification=None)
+    files = render(found, run, bench.space, [], None)
     assert "launch.sh" not in files
     run.write_bundle(run.bundle, files)
     stages: list[str] = []
     outcome = verify.verify(
         run,
-        job,
-        facts,
+        bench.space.settings(candidate, str(run.output)),
         ranked,
         bench.server,
         lambda: probes["DDP"],

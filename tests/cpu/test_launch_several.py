@@ -15,6 +15,7 @@ from safetensors import safe_open
 from autotune.bundle.bundle import bundle_files
 from autotune.probe.protocol import Measurement
 from autotune.search.recommend import Ranked, Recommendation
+from autotune.space.trl_config import settings
 from tests.guards import some_of
 from tests.unit.builders import make_candidate, make_facts, make_job
 from tests.unit.bundle.check.pairs import PAIRS, write_pair
@@ -109,15 +110,18 @@ def write_bundle(folder: Path, material: Path, name: str) -> None:
     )
     files = bundle_files(
         Recommendation(chosen=chosen, reasons=(), ties=(), runners_up=()),
-        job.model_copy(update={"devices": devices}),
-        replace(
-            facts,
-            model=model,
-            device=replace(facts.device, cores=2, peers=(7,) if kind == "cuda" else ()),
-            data=replace(facts.data, source=str(material / method)),
+        settings(
+            job.model_copy(update={"devices": devices}),
+            replace(
+                facts,
+                model=model,
+                device=replace(facts.device, cores=2, peers=(7,) if kind == "cuda" else ()),
+                data=replace(facts.data, source=str(material / method)),
+            ),
+            candidate,
+            str(folder.parent / "trained"),
         ),
         python=sys.executable,
-        output_dir=str(folder.parent / "trained"),
         origin="Made by a test.",
         verification=None,
     )

@@ -14,6 +14,7 @@ from autotune.job.methods import METHODS
 from autotune.probe.protocol import Measurement
 from autotune.search.recommend import Ranked, Recommendation
 from autotune.space.knobs import Candidate
+from autotune.space.trl_config import settings
 
 NASTY = "/data/a 0/a'; echo foo/ü ñ 日本"
 
@@ -31,12 +32,11 @@ class Case:
 
     def files(self) -> dict[str, str]:
         """The bundle: file name -> text."""
+        candidate = self.recommendation.chosen.candidate
         return bundle_files(
             self.recommendation,
-            self.job,
-            self.facts,
+            settings(self.job, self.facts, candidate, self.output_dir),
             python=self.python,
-            output_dir=self.output_dir,
             origin=found_by(12, 640, self.facts.device.name),
             verification=self.verification,
         )

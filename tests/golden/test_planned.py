@@ -47,22 +47,18 @@ def files_of(name, why=None, nodes=None):
     devices = case.job.devices
     devices = devices.model_copy(update={"nodes": nodes or devices.nodes})
     verification = None if why is None else {"verified": False, "reason": why}
-    return planned_files(
-        planned(name),
-        case.job.model_copy(update={"devices": devices}),
-        facts_of(case),
-        python="python3",
-        output_dir="/out",
-        verification=verification,
-    )
+    job, named = case.job.model_copy(update={"devices": devices}), planned(name)
+    chosen = settings(job, facts_of(case), named.candidate, "/out")
+    return planned_files(named, chosen, python="python3", verification=verification)
 
 
 def verified(name):
     """The same once it was launched."""
     case = CASES[name]()
     measured = case.recommendation.chosen
-    kinds = {"python": "python3", "output_dir": "/out", "verification": VERIFICATION}
-    return verified_files(planned(name), measured, case.job, case.facts, **kinds)
+    chosen = settings(case.job, case.facts, planned(name).candidate, "/out")
+    kinds = {"python": "python3", "verification": VERIFICATION}
+    return verified_files(planned(name), measured, chosen, **kinds)
 
 
 def written(files, folder):

@@ -19,6 +19,7 @@ from autotune.run.verdict import Verification
 from autotune.search.study import Study
 from autotune.space.bind import bind
 from autotune.space.job_file.load import load_job
+from autotune.space.trl_config import settings
 from tests.unit.builders import GIB, bad, make_estimate, make_facts, make_sampler, ok
 
 STUDY = "autotune-test"
@@ -128,7 +129,9 @@ def write_planned(folder: Path, bundle: Path) -> None:
         candidates=72,
         limit_bytes=20 * GIB,
     )
-    files = planned_files(planned, job, facts, python="python3", output_dir="/out")
+    files = planned_files(
+        planned, settings(job, facts, planned.candidate, "/out"), python="python3"
+    )
     for name, text in files.items():
         (bundle / name).parent.mkdir(parents=True, exist_ok=True)
         (bundle / name).write_text(text, encoding="utf-8")

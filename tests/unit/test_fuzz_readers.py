@@ -211,16 +211,17 @@ def take(kind: str, server: Any, folder: Path) -> None:
     run.verification.mkdir(parents=True)
     place = ChildFolder(path=folder / "child")
     if kind == "probe":
-        where = {"rows": folder, "output_dir": folder, "limit": 2**40}
-        found: Any = probed(server, place, probe_task(job, facts, candidate, **where).plain())
+        chosen = settings(job, facts, candidate)
+        task = probe_task(chosen, rows=folder, limit=2**40)
+        found: Any = probed(server, place, task.plain())
         assert read_json(place.measurement) == found.plain()
     elif kind in ("survey", "problems"):
         found = survey(job, run, server)
         assert facts_from_plain(read_json(run.facts)) == found
     elif kind == "trace":
-        task: Any = SimpleNamespace(request=SimpleNamespace(plain=dict))
+        traced: Any = SimpleNamespace(request=SimpleNamespace(plain=dict))
         count: Any = SimpleNamespace(watch=None, ended=lambda: None)
-        found = children._in_child(task, server, place.path, count, threading.Event())
+        found = children._in_child(traced, server, place.path, count, threading.Event())
         assert isinstance(found, EstimateReply)
     elif kind == "rehearsal":
         launched = settings(job, facts, candidate)

@@ -114,7 +114,7 @@ def test_the_probe_and_the_estimate_are_told_of_a_group_of_one(tmp_path):
     job = make_job(devices={"kind": "cpu"}, fixed=TWO)
     facts = make_facts()
     candidate = make_space(job, facts).candidates[0]
-    request = probe_request(job, facts, candidate, rows=tmp_path, output_dir="out", limit=None)
+    request = probe_request(settings(job, facts, candidate), rows=tmp_path, limit=None)
     assert request.parsed_sharding.in_group and engine_name(request.parsed_sharding) == NAME
     assert request.deepspeed["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert request.config["use_cpu"] is False and request.global_batch == 16

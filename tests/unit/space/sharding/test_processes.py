@@ -81,7 +81,7 @@ def test_the_devices_that_train_are_the_first_ones(tmp_path):
         count = candidate["num_processes"]
         gpus = settings(job, facts, candidate, "out").environment["CUDA_VISIBLE_DEVICES"].split(",")
         assert gpus == [str(1 + n) for n in range(count)]
-        request = probe_request(job, facts, candidate, rows=tmp_path, output_dir="out", limit=None)
+        request = probe_request(settings(job, facts, candidate), rows=tmp_path, limit=None)
         assert (request.parsed_sharding.num_processes, request.global_batch) == (count, 16)
 
 

@@ -236,7 +236,7 @@ def test_the_limit_of_a_probe_is_what_vllm_leaves(tmp_path):
         job = grpo(vllm_gpu_memory_utilization=0.6, vllm_enable_sleep_mode=sleeps)
         candidate = space_of(job, machine_facts).default()
         request = probe_request(
-            job, machine_facts, candidate, rows=tmp_path, output_dir="out", limit=100 * GIB
+            settings(job, machine_facts, candidate), rows=tmp_path, limit=100 * GIB
         )
         assert request.process_limit_bytes == limit
         assert request.memory_limit_bytes == 100 * GIB
@@ -251,11 +251,8 @@ def test_the_peak_is_that_of_training_and_vllm_together(tmp_path, asleep, reside
     machine_facts = facts(gib=100)
     request = replace(
         probe_request(
-            grpo(),
-            machine_facts,
-            space_of(grpo(), machine_facts).default(),
+            settings(grpo(), machine_facts, space_of(grpo(), machine_facts).default()),
             rows=tmp_path,
-            output_dir="",
             limit=None,
         ),
         vllm_bytes=60,
