@@ -28,7 +28,6 @@ from autotune.plan.progress import Progress
 from autotune.plan.questions.changes import Advice
 from autotune.plan.questions.ways import FASTEST, MOST_WAYS, Advisor
 from autotune.plan.trace_choice import BY_FORMULA, PROMISING, Effort
-from autotune.process.child_server import ChildServer
 from autotune.process.run_folder import RunFolder
 from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
@@ -123,9 +122,17 @@ def plan(
     with trace_server(scratch, elsewhere=kind is not None) as server:
         facts = stored[0] if stored else planned_facts(job, run, server, kind, assume=assume)
         space = _space(job, definition, facts, whole=whole_space, only_default=only_default)
-        estimator = _estimator(job, facts, space, run, server, kind, effort, progress)
-        if stored:
-            estimator = dataclasses.replace(estimator, remembered=iter(stored[1]))
+        estimator = Estimator(
+            job=job,
+            facts=facts,
+            limit=planned_limit(job, facts),
+            server=server,
+            folder=run.path / "traces",
+            rows=run.rows,
+            effort=effort,
+            progress=progress or Progress(),
+            remembered=iter(stored[1]) if stored else None,
+        ).with_ceilings(kind, len(space.candidates))
         draft = Draft(space, estimator).trace(whole=whole_space)
         advisor = _advisor(estimator, kind, ways)
         answer, advice = (None, None) if only_default else _concluded(draft, estimator, advisor)
@@ -225,30 +232,6 @@ def _with_alternative(
     estimate = estimates.get(other.key) or estimator.estimates([other])[other.key]
     alternative = OtherDtype(dtype=str(other[DTYPE]), estimate=estimate)
     return dataclasses.replace(answer, alternative=alternative)
-
-
-def _estimator(
-    job: Job,
-    facts: Facts,
-    space: SearchSpace,
-    run: RunFolder,
-    server: ChildServer,
-    kind: DeviceKind | None,
-    effort: Effort,
-    progress: Progress | None,
-) -> Estimator:
-    """Return the estimator of a job; with speeds where they are in a table, or worth measuring."""
-    estimator = Estimator(
-        job=job,
-        facts=facts,
-        limit=planned_limit(job, facts),
-        server=server,
-        folder=run.path / "traces",
-        rows=run.rows,
-        effort=effort,
-        progress=progress or Progress(),
-    )
-    return estimator.with_ceilings(kind, len(space.candidates))
 
 
 def _assumed_rows(job: Job) -> tuple[str, ...]:

@@ -56,11 +56,43 @@ RESUMPTION = "AUTOTUNE_RESUMPTION"
 service's."""
 
 
+class _Place:
+    """A path in the folder of a run, by its names there."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, run: "RunFolder", _: object = None) -> Path:
+        return run.path.joinpath(*self._names)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
     """One run on disk."""
 
     path: Path
+    database = _Place("study.db")
+    job = _Place("job.yaml")
+    script = _Place("script.json")
+    run = _Place("run.json")
+    machine = _Place("machine.json")
+    facts = _Place("facts.json")
+    space = _Place("space.json")
+    estimates = _Place("estimates.json")
+    ending = _Place("ending.json")
+    rows = _Place("data", "rows")
+    raw = _Place("data", "raw")
+    dataset = _Place("dataset")
+    """A folder around a data set that is one file, so that it has a name to be loaded by."""
+    log = _Place("server.log")
+    bundle = _Place("bundle")
+    recommendation = _Place("bundle", "recommendation.json")
+    launch = _Place("bundle", "launch.sh")
+    verification = _Place("verification")
+    tracking = _Place("tracking")
+    what_if = _Place("what_if")
+    output = _Place("output")
+    """The folder that the real training writes to unless the job says otherwise."""
 
     @property
     def resumption(self) -> str:
@@ -74,94 +106,12 @@ class RunFolder:
         return f"interrupted; go on with: {self.resumption}"
 
     @property
-    def database(self) -> Path:
-        return self.path / "study.db"
-
-    @property
-    def job(self) -> Path:
-        return self.path / "job.yaml"
-
-    @property
-    def script(self) -> Path:
-        return self.path / "script.json"
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def machine(self) -> Path:
-        return self.path / "machine.json"
-
-    @property
-    def facts(self) -> Path:
-        return self.path / "facts.json"
-
-    @property
-    def space(self) -> Path:
-        return self.path / "space.json"
-
-    @property
-    def estimates(self) -> Path:
-        return self.path / "estimates.json"
-
-    @property
-    def ending(self) -> Path:
-        return self.path / "ending.json"
-
-    @property
-    def rows(self) -> Path:
-        return self.path / "data" / "rows"
-
-    @property
-    def raw(self) -> Path:
-        return self.path / "data" / "raw"
-
-    @property
-    def dataset(self) -> Path:
-        """A folder around a data set that is one file, so that it has a name to be loaded by."""
-        return self.path / "dataset"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "server.log"
-
-    @property
     def survey(self) -> ChildFolder:
         return ChildFolder(path=self.path / "survey")
 
     @property
-    def bundle(self) -> Path:
-        return self.path / "bundle"
-
-    @property
-    def recommendation(self) -> Path:
-        return self.bundle / "recommendation.json"
-
-    @property
-    def launch(self) -> Path:
-        return self.bundle / "launch.sh"
-
-    @property
-    def verification(self) -> Path:
-        return self.path / "verification"
-
-    @property
-    def tracking(self) -> Path:
-        return self.path / "tracking"
-
-    @property
-    def what_if(self) -> Path:
-        return self.path / "what_if"
-
-    @property
-    def output(self) -> Path:
-        """The folder that the real training writes to unless the job says otherwise."""
-        return self.path / "output"
-
-    @property
     def bundle_output(self) -> str:
-        """The same folder as its bundle names it: another one where the bundle is handed out."""
+        """`output` as its bundle names it: another folder where the bundle is handed out."""
         info = read_json(self.run)
         elsewhere = info.get("output") if isinstance(info, dict) else None
         return elsewhere if isinstance(elsewhere, str) and elsewhere else str(self.output)

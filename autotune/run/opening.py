@@ -135,7 +135,15 @@ def open_job(
     limit, allowed = memory_limit(job, facts.device), allowed_memory(job, facts.device)
     space = space_of(definition, job, facts, run)
     listener.surveyed(facts, space, limit)
-    estimator = _estimator(job, facts, limit, server, run, listener)
+    estimator = Estimator(
+        job=job,
+        facts=facts,
+        limit=limit,
+        server=server,
+        folder=run.path / "estimates",
+        rows=run.rows,
+        progress=listener,
+    )
     expectations, cut = expected_in_time(estimator, space, run, listener, deadline, engine)
     # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
     guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
@@ -166,20 +174,6 @@ def open_job(
         deadline=deadline,
         estimates_cut=cut,
         earlier=study.trials,
-    )
-
-
-def _estimator(
-    job: Job, facts: Facts, limit: int, server: ChildServer, run: RunFolder, listener: Listener
-) -> Estimator:
-    return Estimator(
-        job=job,
-        facts=facts,
-        limit=limit,
-        server=server,
-        folder=run.path / "estimates",
-        rows=run.rows,
-        progress=listener,
     )
 
 
