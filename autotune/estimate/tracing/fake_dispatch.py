@@ -1,26 +1,18 @@
 """Results of FakeTensorMode by short keys: a trace looks tens of thousands of them up.
 
 Torch describes each tensor of a key by all that a tensor may be. Those of a trace are strided, and
-neither symbolic, complex nor quantized: a few fields tell them apart. What torch has put into its
+neither symbolic, complex nor quantized: a few fields tell them apart. What torch would put into its
 own cache is kept here by these, and made again without its checks; everything else torch does as
 ever. Runs in a child only.
 """
 
-import contextlib
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from autotune.training.patching import replaced
-
-_HOOKS = ("_cached_dispatch_impl", "_make_cache_entry")
-_ENTRY_FIELDS = ("output_infos", "is_output_tuple")
-"""What torch's own entries have."""
 _PLAIN = frozenset(
     {
         *(int, float, bool, str, type(None)),
@@ -30,8 +22,12 @@ _PLAIN = frozenset(
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _OURS = "autotune"
 """Namespace of operators that are defined here: each makes a tensor."""
-MISSING = object()
-"""Stands for a result that is not known."""
+_NAMESPACES = ("aten", "prims")
+"""Those of torch that neither write elsewhere nor wait for others."""
+_BY_DATA = {
+    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape),
+    torch.Tag.inplace_view,  # changes its argument's shape
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,100 +86,55 @@ class _NoKey(Exception):
     """Something among the arguments is left to torch."""
 
 
-def known_result(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator gives, without asking torch; `MISSING`: torch has to be asked."""
+def result_of(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator gives; torch is asked but once."""
     try:
-        result = KEPT_RESULTS.get(_key(mode, func, args, kwargs))
+        key = _key(mode, func, args, kwargs)
     except _NoKey:
-        return MISSING
-    return MISSING if result is None else result.tensors(mode, args)
+        return func(*args, **kwargs)
+    known = KEPT_RESULTS.get(key)
+    if known is not None:
+        return known.tensors(mode, args)
+    out = func(*args, **kwargs)
+    if _may_be_kept(func, mode) and all(out is not value for value in kwargs.values()):
+        is_tuple = isinstance(out, tuple)
+        found = [_output_of(func, mode, args, one) for one in (out if is_tuple else (out,))]
+        outputs = tuple(output for output in found if output is not None)
+        if len(outputs) == len(found):
+            KEPT_RESULTS[key] = _Result(outputs, is_tuple)
+    return out
 
 
-@contextlib.contextmanager
-def short_keys() -> Iterator[None]:
-    """FakeTensorMode finds its results by short keys; a torch without these hooks is left alone."""
-    entry_class = getattr(fake_tensor, "_DispatchCacheValidEntry", None)
-    fields = {field.name for field in dataclasses.fields(entry_class)} if entry_class else set()
-    has_hooks = all(hasattr(FakeTensorMode, name) for name in _HOOKS)
-    if not has_hooks or not fields.issuperset(_ENTRY_FIELDS):
-        yield
-        return
-    dispatch, make_entry = (getattr(FakeTensorMode, name) for name in _HOOKS)
-    entries: list[Any] = []
-
-    def cached_dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            key = _key(self, func, args, kwargs)
-        except _NoKey:
-            return dispatch(self, func, types, args, kwargs)
-        result = KEPT_RESULTS.get(key)
-        if result is not None:
-            return result.tensors(self, args)
-        entries.append(None)  # an operator may be made of others
-        try:
-            out = dispatch(self, func, types, args, kwargs)
-        finally:
-            entry = entries.pop()
-        result = _result_of(func, out, entry)
-        if result is not None:
-            KEPT_RESULTS[key] = result
-        return out
-
-    def remember_entry(self: Any, *args: Any) -> Any:
-        entry = make_entry(self, *args)
-        if entries:
-            entries[-1] = entry
-        return entry
-
-    with (
-        replaced(FakeTensorMode, "_cached_dispatch_impl", cached_dispatch),
-        replaced(FakeTensorMode, "_make_cache_entry", remember_entry),
-    ):
-        yield
+def _may_be_kept(func: Any, mode: FakeTensorMode) -> bool:
+    """True if the shapes of an operator's arguments decide about its result, as torch's own cache
+    has it, and it changes none of them."""
+    if func.namespace == _OURS or func is _UNSAFE_VIEW:
+        return True
+    implicit = func.is_view and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+    lifts = func in mode.lift_fns
+    return func.namespace in _NAMESPACES and not (implicit or lifts or _BY_DATA & {*func.tags})
 
 
-def _result_of(func: Any, out: Any, entry: Any) -> _Result | None:
-    """Return what to keep of a result; None: nothing.
-
-    Args:
-        entry: torch's own; None: it keeps none.
-    """
-    is_tuple = False
-    outputs: list[_Output | None]
-    if entry is not None:
-        is_tuple = entry.is_output_tuple
-        outs = out if is_tuple else (out,)
-        outputs = [_output_of(*pair) for pair in zip(entry.output_infos, outs, strict=True)]
-    elif func is _UNSAFE_VIEW:  # torch keeps nothing of what shares a storage and is no view
-        outputs = [_described(out, 0)]
-    elif func.namespace == _OURS:
-        outputs = [_described(out, None)]
-    else:
-        return None
-    known = tuple(output for output in outputs if output is not None)
-    return _Result(known, is_tuple) if len(known) == len(outputs) else None
-
-
-def _output_of(info: Any, out: Any) -> _Output | None:
-    """Return one output of an operator, by what torch notes of it; None: it is not an ordinary
+def _output_of(func: Any, mode: FakeTensorMode, args: Sequence[Any], out: Any) -> _Output | None:
+    """Return one output of an operator as it is to be made again; None: it is not an ordinary
     one."""
-    if info.inplace_idx is not None:
-        return _Output(info.inplace_idx)
     if out is None:
         return _Output(None)
-    metadata = info.metadata
-    if metadata is None or metadata.requires_grad or metadata.is_conj or metadata.is_neg:
-        return None
-    return _described(out, info.view_idx)
-
-
-def _described(out: Any, argument: int | None) -> _Output | None:
-    """Return a tensor as it is to be made again; None: it is not an ordinary one."""
+    for index, argument in enumerate(args):
+        if argument is out:
+            return _Output(index)
     if type(out) is not FakeTensor or out.layout is not torch.strided or out.requires_grad:
         return None
+    shares = func.is_view or func is _UNSAFE_VIEW
+    tensors = [index for index, argument in enumerate(args) if isinstance(argument, torch.Tensor)]
     layout = out.shape, out.stride(), out.storage_offset(), out.dtype, out.fake_device
     fields = {name: value for name, value in out.__dict__.items() if name != "fake_mode"}
-    return _Output(argument, layout, fields)
+    output = _Output(tensors[0] if shares else None, layout, fields)
+    again = output.tensor(mode, args)
+    same = torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(out)
+    return output if same and out.constant is None else None
 
 
 def _key(mode: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.estimate.protocol import RolloutTraceReply, RolloutTraceRequest
 from autotune.estimate.records import events
-from autotune.estimate.tracing.fake_dispatch import short_keys
 from autotune.estimate.tracing.kernels.bitsandbytes import without_bitsandbytes
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.kernels.flash_attention import flash_attention_installed
@@ -56,7 +55,6 @@ def trace_rollout(request: RolloutTraceRequest) -> RolloutTraceReply:
         models = dataclasses.replace(models, rewards=free_rewards(models.rewards))
         tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(short_keys())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(fake_run(tracer, cuda))
             stack.enter_context(deepspeed_left_alone())

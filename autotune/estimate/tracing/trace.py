@@ -25,7 +25,6 @@ from autotune.estimate.tracing.engines import (
     fake_world,
     sharded_config,
 )
-from autotune.estimate.tracing.fake_dispatch import short_keys
 from autotune.estimate.tracing.kernels.bitsandbytes import (
     name_packed,
     quantize,
@@ -82,7 +81,6 @@ def trace_steps(request: TraceRequest) -> TraceReply:
         with built_whole():
             models = models_of(request, training, model)
         tracer = Tracer(models.policy.config.get_text_config().vocab_size, cuda)
-        stack.enter_context(short_keys())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(fake_run(tracer, cuda))
         stack.enter_context(without_bitsandbytes(on_cuda=cuda is not None))

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.estimate.records import events
-from autotune.estimate.tracing.fake_dispatch import MISSING, known_result
+from autotune.estimate.tracing.fake_dispatch import result_of
 from autotune.estimate.tracing.kernels import cpu
 from autotune.estimate.tracing.kernels.cuda import CudaRules
 from autotune.estimate.tracing.operator_work import work_of
@@ -230,9 +230,7 @@ class Tracer(TorchDispatchMode):
         func, args, kwargs = self.unknown_values.without_unknown_shapes(func, args, kwargs)
         backward = torch._C._current_autograd_node() is not None
         self._put_in_workspace(func, backward)
-        out = known_result(self._fake, func, args, kwargs)
-        if out is MISSING:
-            out = func(*args, **kwargs)
+        out = result_of(self._fake, func, args, kwargs)
         if self._cuda is not None:
             out = self._cuda.result(func, out)
         self._note(func, args, kwargs, out, backward)
