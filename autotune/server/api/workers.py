@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from autotune.server.access.callers import ServiceOf, Worker
 from autotune.server.api.problems import problem
-from autotune.server.store.events import Line
+from autotune.server.store.events import Lines
 from autotune.server.store.values import (
     NAME,
     Arrived,
@@ -46,19 +46,6 @@ class Doing(Value):
     """Works that it keeps folders of."""
 
 
-class Lines(Value):
-    """Lines of a file of events."""
-
-    worker: str = Field(max_length=128)
-    attempt: int
-    record: int | None = None
-    """The attempt that wrote the file, where that is an earlier one."""
-    source: str = Field(pattern=r"^\w{1,32}$")
-    first: int = Field(ge=0)
-    """The place of the first line in the file, from 0 on."""
-    lines: list[Line] = Field(max_length=1000)
-
-
 class Ended(Value):
     """A worker's report of the end of a work."""
 
@@ -93,9 +80,7 @@ def beat(service: ServiceOf, _: Worker, doing: Doing) -> Beats:
 @router.post("/works/{id}/events")
 def take_events(service: ServiceOf, _: Worker, id: Id, lines: Lines) -> Arrived:
     """Take lines; some may have come before."""
-    count = service.events.take(
-        lines.worker, id, lines.attempt, lines.source, lines.first, lines.lines, lines.record
-    )
+    count = service.events.take(id, lines)
     if count is None:
         raise problem(410, _LOST)
     service.live.changed(id)

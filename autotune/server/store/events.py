@@ -31,6 +31,19 @@ class Line(Value):
     data: dict[str, Any]
 
 
+class Lines(Value):
+    """Lines of a file of events."""
+
+    worker: str = Field(max_length=128)
+    attempt: int
+    record: int | None = None
+    """The attempt that wrote the file, where that is an earlier one."""
+    source: str = Field(pattern=r"^\w{1,32}$")
+    first: int = Field(ge=0)
+    """The place of the first line in the file, from 0 on."""
+    lines: list[Line] = Field(max_length=1000)
+
+
 class Events:
     """The events of all works."""
 
@@ -39,21 +52,8 @@ class Events:
         self.on_new: Callable[[Sequence[Line]], None] = lambda _: None
         """A listener to the lines that arrive, each once."""
 
-    def take(
-        self,
-        worker: str,
-        id: str,
-        attempt: int,
-        source: str,
-        first: int,
-        lines: Sequence[Line],
-        record: int | None = None,
-    ) -> int | None:
+    def take(self, id: str, lines: Lines) -> int | None:
         """Add lines of a file, of which some may have come before.
-
-        Args:
-            first: the place of the first line in the file, from 0 on.
-            record: the attempt that wrote the file; None: this one.
 
         Returns:
             How many lines of the file are here now; None: the work is not this worker's.
@@ -61,14 +61,15 @@ class Events:
         new: list[Line] = []
         with self._database.writing() as session:
             work = session.get(WorkRow, id)
-            if work is None or work.worker != worker or work.attempt != attempt:
+            if work is None or (work.worker, work.attempt) != (lines.worker, lines.attempt):
                 return None
-            record = attempt if record is None else record
-            row = session.get(SourceRow, (id, record, source))
+            record = lines.attempt if lines.record is None else lines.record
+            row = session.get(SourceRow, (id, record, lines.source))
             if row is None:
-                row = SourceRow(work=id, attempt=record, name=source, lines=0)
+                row = SourceRow(work=id, attempt=record, name=lines.source, lines=0)
                 session.add(row)
-            new += lines[max(row.lines - first, 0) :] if first <= row.lines else []
+            begun = lines.first <= row.lines
+            new += lines.lines[max(row.lines - lines.first, 0) :] if begun else []
             for line in new:
                 row.lines += 1
                 if work.events < MOST:

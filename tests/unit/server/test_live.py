@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.server.live import Live
 from autotune.server.store.database import Database
-from autotune.server.store.events import Events, Line
+from autotune.server.store.events import Events, Line, Lines
 from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Event, NewWork, WorkerInfo
 from autotune.server.store.works import Works
@@ -45,7 +45,10 @@ class Bench:
 
     def say(self, count: int) -> None:
         lines = [Line(utc=1.0, kind="line", data={"text": str(n)}) for n in range(count)]
-        assert self.events.take(HERE.name, self.id, 1, "events", self.said, lines)
+        assert self.events.take(
+            self.id,
+            Lines(worker=HERE.name, attempt=1, source="events", first=self.said, lines=lines),
+        )
         self.said += count
         self.live.changed(self.id)
 

@@ -18,7 +18,7 @@ from autotune.server.pages.form import JobForm, form_of, is_config, is_name, sub
 from autotune.server.pages.render import said_text
 from autotune.server.pages.sign_in import HOME, _local
 from autotune.server.pages.work import WIDTH, WorkState, _memory_bar
-from autotune.server.store.events import Line
+from autotune.server.store.events import Line, Lines
 from autotune.server.store.values import Details, Ending, Event, WorkerInfo
 from autotune.space.trl_config import settings
 from tests.unit.builders import make_facts, make_job, make_space
@@ -302,6 +302,7 @@ def test_a_page_of_a_run_shows_its_lines_once(served: Served) -> None:
     service.queue.register(WORKER, [])
     assert service.queue.lease(WORKER, ["run"]) is not None
     lines = [Line(utc=0.0, kind="line", data={"text": f"probe {n}: <b>"}) for n in range(3)]
-    service.events.take(WORKER.name, run, 1, "errors", 0, lines)
+    sent = Lines(worker=WORKER.name, attempt=1, source="errors", first=0, lines=lines)
+    service.events.take(run, sent)
     page = served.client.get(f"/runs/{run}").text
     assert page.count("probe 1: &lt;b&gt;") == 1 and f"/runs/{run}/events?after=3" in page

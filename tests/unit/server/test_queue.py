@@ -9,7 +9,7 @@ from sqlalchemy import event, inspect, text
 
 from autotune.server.store import queue as queue_module
 from autotune.server.store.database import Database, open_database, sqlite_url
-from autotune.server.store.events import Events, Line
+from autotune.server.store.events import Events, Line, Lines
 from autotune.server.store.queue import Queue
 from autotune.server.store.values import Ending, Kind, NewWork, WorkerInfo
 from autotune.server.store.works import Filter, Works
@@ -26,8 +26,18 @@ def new(kind: Kind = "run", **fields: object) -> NewWork:
     )
 
 
-def lines(*texts: str) -> list[Line]:
-    return [Line(utc=1.0, kind="line", data={"text": text}) for text in texts]
+def lines(
+    *texts: str, attempt: int = 1, source: str = "events", first: int = 0, record: int | None = None
+) -> Lines:
+    """What `HERE` sends."""
+    return Lines(
+        worker=HERE.name,
+        attempt=attempt,
+        record=record,
+        source=source,
+        first=first,
+        lines=[Line(utc=1.0, kind="line", data={"text": text}) for text in texts],
+    )
 
 
 def test_first_come_first_served(database: Database) -> None:
@@ -160,7 +170,7 @@ def test_a_dead_lease_returns_to_the_queue_and_the_dead_are_not_heard(
     assert again is not None and again.attempt == 2
     (beat,) = queue.beat(HERE.name, [work.id])
     assert beat.lost and beat.stop
-    assert events.take(HERE.name, work.id, 1, "events", 0, lines("late")) is None
+    assert events.take(work.id, lines("late")) is None
     assert not queue.finish(HERE.name, work.id, DONE)
     assert not queue.keep_file(HERE.name, work.id, "bundle.zip", b"late")
     assert queue.finish(THERE.name, work.id, DONE.model_copy(update={"attempt": 2}))
@@ -177,7 +187,7 @@ def test_a_late_worker_goes_on_and_a_clock_that_is_set_makes_it_late(
         real = time.time
         monkeypatch.setattr(time, "time", lambda now=real: now() + jump_s)
         assert queue.expire() == ([work.id] if jump_s > 0 else [])
-        assert events.take(HERE.name, work.id, 1, "events", turn, lines("late")) == turn + 1
+        assert events.take(work.id, lines("late", first=turn)) == turn + 1
         (beat,) = queue.beat(HERE.name, [work.id])
         assert not beat.lost and not beat.stop
         assert queue.lease(THERE, ["run"]) is None and queue.expire() == []
@@ -279,7 +289,7 @@ def test_no_event_is_lost_or_doubled_when_lines_are_sent_again(database: Databas
     queue.lease(HERE, ["run"])
 
     def take(source: str, first: int, *texts: str) -> int | None:
-        return events.take(HERE.name, work.id, 1, source, first, lines(*texts))
+        return events.take(work.id, lines(*texts, source=source, first=first))
 
     assert take("events", 0, "a", "b") == 2
     assert take("errors", 0, "x") == 1
@@ -299,13 +309,13 @@ def test_what_a_killed_worker_did_not_send_comes_with_the_next_attempt(
     work = works.add(new())
     monkeypatch.setattr(queue_module, "LEASE_S", -1.0)
     queue.lease(HERE, ["run"])
-    events.take(HERE.name, work.id, 1, "events", 0, lines("a"))
+    events.take(work.id, lines("a"))
     assert queue.expire() == [work.id]
     monkeypatch.setattr(queue_module, "LEASE_S", 30.0)
     again = queue.lease(HERE, ["run"])
     assert again is not None and again.attempt == 2
-    assert events.take(HERE.name, work.id, 2, "events", 0, lines("a", "b"), record=1) == 2
-    assert events.take(HERE.name, work.id, 2, "events", 0, lines("c")) == 1
+    assert events.take(work.id, lines("a", "b", attempt=2, record=1)) == 2
+    assert events.take(work.id, lines("c", attempt=2)) == 1
     assert [event.data.get("text") for event in events.after(work.id, 0)][-3:] == ["a", "b", "c"]
 
 
@@ -313,7 +323,7 @@ def test_only_what_has_ended_is_deleted_and_all_of_it(database: Database) -> Non
     works, queue, events = Works(database), Queue(database), Events(database)
     work, waiting = works.add(new()), works.add(new())
     queue.lease(HERE, ["run"])
-    events.take(HERE.name, work.id, 1, "events", 0, lines("a"))
+    events.take(work.id, lines("a"))
     queue.keep_file(HERE.name, work.id, "bundle.zip", b"zip")
     assert works.delete([work.id, waiting.id]) == 0
     queue.finish(HERE.name, work.id, DONE)
