@@ -45,6 +45,7 @@ from autotune.process.run_folder import RunFolder  # noqa: E402
 from autotune.space.definition import SpaceDefinition  # noqa: E402
 from autotune.space.job_file.load import load_job  # noqa: E402
 from autotune.space.knobs import Candidate  # noqa: E402
+from autotune.space.trl_config import settings  # noqa: E402
 from benchmarks.speed_model.cases import JOB, MODEL, chosen, levels  # noqa: E402
 from benchmarks.speed_model.table import table  # noqa: E402
 from benchmarks.speed_model.works import added, split_off_loss, work_counts  # noqa: E402
@@ -87,14 +88,8 @@ class Bench:
 
     def trace(self, name: str, precision: str, candidate: Candidate) -> dict[str, Any]:
         """The traced work of a candidate."""
-        request = measure.probe_request(
-            self.jobs[precision],
-            self.facts,
-            candidate,
-            rows=self.run.rows,
-            output_dir=str(self.run.output),
-            limit=None,
-        )
+        chosen = settings(self.jobs[precision], self.facts, candidate, str(self.run.output))
+        request = measure.probe_request(chosen, rows=self.run.rows, limit=None)
         return self.ask(name, f"{WORKERS}:trace", request.plain())
 
     def probe(self, number: int, precision: str, candidate: Candidate) -> dict[str, Any]:
@@ -102,16 +97,10 @@ class Bench:
         before = os.getloadavg()[0]
         if self.processor_time:
             measure.WORKER = f"{WORKERS}:probe_by_processor_time"
-        measured = measure.measure_candidate(
-            self.server,
-            self.run.probe(number),
-            self.jobs[precision],
-            self.facts,
-            candidate,
-            rows=self.run.rows,
-            output_dir=self.run.output,
-            limit=self.facts.device.free_bytes,
-        )
+        chosen = settings(self.jobs[precision], self.facts, candidate, str(self.run.output))
+        limit = self.facts.device.free_bytes
+        task = measure.probe_task(chosen, rows=self.run.rows, limit=limit)
+        measured = measure.probed(self.server, self.run.probe(number), task.plain())
         kept = {name: value for name, value in measured.plain().items() if value not in (None, [])}
         return {"measurement": kept, "load": [round(n, 2) for n in (before, os.getloadavg()[0])]}
 

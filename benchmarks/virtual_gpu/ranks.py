@@ -120,9 +120,8 @@ def compare(case: Row, server: ChildServer, folder: Path, known: Row | None) -> 
     facts = survey(job, run, server)
     candidate = bind(definition, job, facts).candidates[0]
     if known is None:
-        request = probe_request(
-            job, facts, candidate, rows=run.rows, output_dir=str(folder / "out"), limit=None
-        )
+        chosen = settings(job, facts, candidate, str(folder / "out"))
+        request = probe_request(chosen, rows=run.rows, limit=None)
         found = measure(server, ChildFolder(path=folder / "probe"), request, LIMITS)
         if found.outcome != "ok":
             said = f"{found.outcome}: {found.reason} {(found.failure or {}).get('trace', '')}"

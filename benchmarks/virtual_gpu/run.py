@@ -103,14 +103,8 @@ class Bound:
     def measured(self, server: ChildServer, limit: int | None) -> Row:
         """What the real allocator took. Bytes."""
         folder = ChildFolder(path=self.run.path / f"truth-{limit}")
-        request = probe_request(
-            self.job,
-            self.facts,
-            self.candidate,
-            rows=self.run.rows,
-            output_dir=str(folder.scratch),
-            limit=limit,
-        )
+        chosen = settings(self.job, self.facts, self.candidate, str(folder.scratch))
+        request = probe_request(chosen, rows=self.run.rows, limit=limit)
         folder.path.mkdir()
         write_json(folder.request, request.plain())
         began = time.monotonic()

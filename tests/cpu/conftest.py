@@ -33,6 +33,7 @@ from autotune.space.bind import SearchSpace, bind
 from autotune.space.definition import SpaceDefinition
 from autotune.space.job_file.load import load_job
 from autotune.space.knobs import Candidate
+from autotune.space.trl_config import settings
 from tests.cpu.compiled import compile_once
 from tests.kept import kept_servers
 
@@ -89,14 +90,9 @@ class Bench:
     def request(
         self, limit: int | None = None, job: Job | None = None, **knobs: Any
     ) -> ProbeRequest:
-        return probe_request(
-            job or self.job,
-            self.facts,
-            self.candidate(**knobs),
-            rows=self.run.rows,
-            output_dir=str(self.run.output),
-            limit=limit,
-        )
+        candidate = self.candidate(**knobs)
+        chosen = settings(job or self.job, self.facts, candidate, str(self.run.output))
+        return probe_request(chosen, rows=self.run.rows, limit=limit)
 
     def probe(self, name: str, limit: int | None = None, **knobs: Any) -> Measurement:
         request = self.request(limit, **knobs)

@@ -29,7 +29,7 @@ from autotune.plain_data import to_plain
 from autotune.plan import children
 from autotune.plan.cache import PlanCache
 from autotune.plan.children import untraced
-from autotune.plan.device import _measured
+from autotune.plan.device import measured_ceilings
 from autotune.probe import survey_worker
 from autotune.probe.measure import probe_task, probed
 from autotune.probe.protocol import SurveyRequest
@@ -229,7 +229,7 @@ def take(kind: str, server: Any, folder: Path) -> None:
         found = _prepare_data(run, launched, ranked, server, Deadline())
         assert found is None or found.steps >= found.timed
     else:
-        _measured(facts, PlanCache(path=folder / "cache"), server, place)
+        measured_ceilings(facts, PlanCache(path=folder / "cache"), server, place)
 
 
 def test_replies_that_are_damaged(tmp_path: Path) -> None:
