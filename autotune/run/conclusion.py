@@ -141,7 +141,7 @@ def left_out(
     verification: Verification | None,
 ) -> Iterator[str]:
     """Yield what a run with a recommendation had no room for in its budget, as sentences."""
-    if session.estimates_cut:
+    if session.expectations.cut:
         yield f"traces: they took more than their part of {session.deadline.words}"
     group = too_close(session, records)
     if group and room(session, records) < len(group):

@@ -28,11 +28,13 @@ class Expectations:
         estimates: by the candidate's key.
         prior: what a process takes beyond the estimate, before any probe.
         limit_bytes: what a probe may take.
+        cut: whether there was no time to trace: they are by formula, and of memory alone.
     """
 
     estimates: Mapping[str, Estimate]
     prior: Residual
     limit_bytes: int
+    cut: bool = False
 
     def pairs(self, records: Sequence[Record]) -> Iterator[tuple[Estimate, Measurement]]:
         """Yield the estimate and the measurement of each probe that ended well and was

@@ -144,14 +144,13 @@ def open_job(
         rows=run.rows,
         progress=listener,
     )
-    expectations, cut = expected_in_time(estimator, space, run, listener, deadline, engine)
-    # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
-    guide = dataclasses.replace(expectations, estimates={}) if cut else expectations
+    expectations = expected_in_time(estimator, space, run, listener, deadline, engine)
     name, options = started(run)
     sampler = guided_sampler(
         space,
-        guide.estimates,
-        guide.prior,
+        # A formula tells what cannot fit; without speeds the stack's defaults are the better start.
+        {} if expectations.cut else expectations.estimates,
+        expectations.prior,
         allowed_bytes=allowed,
         history=History.of_user().readings(job, facts, space, name) if options.history else (),
         seed=job.seed,
@@ -172,7 +171,6 @@ def open_job(
         expectations=expectations,
         options=options,
         deadline=deadline,
-        estimates_cut=cut,
         earlier=study.trials,
     )
 
@@ -237,19 +235,19 @@ def expected_in_time(
     listener: Listener,
     deadline: Deadline,
     engine: Engine,
-) -> tuple[Expectations, bool]:
-    """Return the expectations of every candidate, and whether they are cut: by formula, where the
-    total budget has no time for traces."""
+) -> Expectations:
+    """Return the expectations of every candidate; by formula, where the total budget has no time
+    for traces."""
     here = not engine.is_remote  # else the ceilings of this machine's devices say nothing
     estimating_s = ESTIMATING * max(deadline.left_s - estimator.server.import_s, 0.0)
     try:
         with deadline.cuts(keep_s=deadline.left_s - estimating_s):
-            expectations, cut = expected(estimator, space, run, here=here), False
+            expectations = expected(estimator, space, run, here=here)
     except OutOfTime:
         listener.unestimated(estimating_s)
-        expectations, cut = by_formula(estimator, space, run), True
+        expectations = by_formula(estimator, space, run)
     listener.expecting(expectations)
-    return expectations, cut
+    return expectations
 
 
 def expected(
@@ -283,7 +281,8 @@ def by_formula(estimator: Estimator, space: SearchSpace, run: RunFolder) -> Expe
     reply = untraced("the total budget had no time to trace it")
     replies = [dataclasses.replace(reply, process_bytes=TYPICAL_PROCESS)] * len(tasks)
     estimates = estimator.combined(tasks, replies) | estimator.ruled_out(space.candidates)
-    return _with({**estimates, **stored.estimates}, stored, replies, estimator)
+    expectations = _with({**estimates, **stored.estimates}, stored, replies, estimator)
+    return dataclasses.replace(expectations, cut=True)
 
 
 def _with(

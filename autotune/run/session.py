@@ -58,8 +58,6 @@ class Session(ABC):
         allowed_bytes: memory that a recommended candidate may take: the limit less the headroom.
         expectations: what each candidate is expected to take.
         deadline: when everything has to be over.
-        estimates_cut: whether there was no time to trace: what is expected is by formula, and of
-            memory alone.
         earlier: probes that the run had when this session began; theirs are the numbers below it.
     """
 
@@ -80,7 +78,6 @@ class Session(ABC):
     expectations: Expectations
     options: Options
     deadline: Deadline = Deadline()
-    estimates_cut: bool = False
     earlier: int = 0
 
     @property
