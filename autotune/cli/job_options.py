@@ -95,7 +95,7 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--at-once",
-            type=click.IntRange(1, 64),
+            type=click.IntRange(1),
             help="Probes of a run at once. Default: 2 on Ray, where each has devices of its own, "
             "on one node; else 1, as for a worker's runs.",
         ),
@@ -125,7 +125,11 @@ def _engine(name: str | None, address: str | None, at_once: int | None, insecure
 
     if name == "ray" and address is None and (address := os.environ.get("RAY_ADDRESS")):
         echo(f"probes run on the Ray cluster at {address} (RAY_ADDRESS)", err=True)
-    return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
+    options = EngineOptions(
+        name=name or "local", address=address, at_once=at_once, insecure=insecure
+    )
+    options.refuse_impossible()
+    return options
 
 
 def changes_of(accept_noise: bool, runs_on: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ NAMESPACE = "autotune"
 STORE_BYTES = 80_000_000
 """Ray's least; nothing of ours is in its store."""
 REACH_S = 5.0
-LOOK_S, TRIES = 120.0, 5
+LOOK_S, TRIES, OPEN_S = 120.0, 5, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +112,19 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
     """
     options: dict[str, Any] = {"address": address}
     if address is None:
-        _have_token()
+        _make_token()
         options = {"address": "local", "include_dashboard": False}
         options |= {"object_store_memory": STORE_BYTES}
     else:
         if not is_reached(address):
             raise unreachable(address)
-        if not insecure and not is_loopback(address) and is_open(address, log) is not False:
+        if (open_to_all := is_open(address, log)) is None:
+            hint = "name the port of its head: `ray start` prints it (6379 unless it is given)"
+            what = f"what listens at {address} does not answer as Ray {ray.__version__} does"
+            raise machine_error(what, where="--address", hint=hint)
+        if not open_to_all and not (os.environ.get("RAY_AUTH_MODE") == "token" and has_token()):
+            raise wants_token(address)
+        if open_to_all and not insecure and not is_loopback(address):
             raise user_error(
                 f"the Ray cluster at {address} asks for no token: whoever reaches it runs code",
                 hint="start its nodes with RAY_AUTH_MODE=token; where no other can reach it, "
@@ -130,8 +136,7 @@ def join(address: str | None, *, insecure: bool, log: Path) -> str:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises plain ones where a part of it does not start
         if address is not None and is_open(address, log) is False:
-            hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with its token"
-            raise user_error(f"the Ray cluster at {address} wants its token", hint=hint) from None
+            raise wants_token(address) from None
         what = f"Ray does not start: {error}" if address is None else f"{address}: {error}"
         raise machine_error(what[:1500], where="--engine ray") from None
     if threading.current_thread() is threading.main_thread():
@@ -172,11 +177,23 @@ def unreachable(address: str) -> AutotuneError:
     return machine_error(f"the Ray cluster at {address} does not answer", hint=hint)
 
 
-def _have_token() -> None:
-    """Make the token of a user who has none, in the file where Ray looks for it."""
-    file = Path.home() / ".ray" / "auth_token"
-    if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} or file.exists():
+def wants_token(address: str) -> AutotuneError:
+    """Return the error for a cluster that is asked without its token."""
+    hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with its token"
+    return user_error(f"the Ray cluster at {address} wants its token", hint=hint)
+
+
+def has_token() -> bool:
+    """True if this process has a token, where Ray looks for it."""
+    named = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    return bool(named) or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def _make_token() -> None:
+    """Make the token of a user who has none."""
+    if has_token():
         return
+    file = Path.home() / ".ray" / "auth_token"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = file.with_name(f"auth_token-{secrets.token_hex(4)}")
     with open(made, "w", encoding="ascii", opener=private_opener) as written:
@@ -187,10 +204,10 @@ def _have_token() -> None:
 
 
 def is_open(address: str, log: Path) -> bool | None:
-    """True if a cluster answers without a token; None where it answers nothing."""
+    """True if a cluster answers without a token; None where what listens there is none."""
     companion = Companion(tokenless.__name__, [address], log=log)
     try:
-        until = time.monotonic() + LOOK_S
+        until = time.monotonic() + OPEN_S
         while companion.exit_code is None and time.monotonic() < until:
             time.sleep(0.05)
         return {tokenless.OPEN: True, tokenless.GUARDED: False}.get(companion.exit_code or 0)

@@ -35,7 +35,8 @@ class Lane:
         kind, count: of its devices.
         spans: whether other nodes have a part of its calls.
         preload: what its fork server imports.
-        abandoned_s: seconds without a question after which it removes itself.
+        abandoned_s: seconds without a question after which it removes itself; before the first
+            one a fifth of it, as a driver asks at once.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Lane:
         self._news = threading.Condition()
         self._running: Running | None = None
         self._known: set[tuple[str, str]] = set()
-        self._asked_at, self._abandoned_s = time.monotonic(), abandoned_s
+        self._asked_at, self._abandoned_s = time.monotonic() - 0.8 * abandoned_s, abandoned_s
         threading.Thread(target=self._end_when_abandoned, daemon=True).start()
 
     def state(self) -> dict[str, Any]:

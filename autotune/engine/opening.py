@@ -1,6 +1,7 @@
 """How a run comes to its engine; Ray is imported for who asks for it, and for no other."""
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,19 @@ class EngineOptions:
         values = [str(part) for pair in flags.items() if pair[1] is not None for part in pair]
         return [*values, "--insecure"] if self.insecure else values
 
+    def refuse_impossible(self) -> None:
+        """Refuse at once what no job can have.
+
+        Raises:
+            UserError: Ray is not installed, or several at once are asked of this machine alone.
+        """
+        if self.name == "local" and (self.at_once or 1) > 1:
+            what = "probes on the same devices disturb each other"
+            raise user_error(what, where="--at-once", hint="--engine ray gives each its own")
+        if self.name == "ray" and importlib.util.find_spec("ray") is None:
+            hint = "pip install 'autotune-finetune[ray]'"
+            raise user_error("Ray is not installed", where="--engine ray", hint=hint)
+
 
 def devices_on_ray(options: EngineOptions, log: Path) -> tuple[str, list[int]]:
     """Return the kind of a cluster's devices, GPUs where it has any, and their number on each
@@ -85,10 +99,8 @@ def engine_of(
             this machine alone.
         MachineError: the cluster cannot be reached, or has not what the job wants.
     """
+    options.refuse_impossible()
     if options.name == "local":
-        if (options.at_once or 1) > 1:
-            what = "probes on the same devices disturb each other"
-            raise user_error(what, where="--at-once", hint="--engine ray gives each its own")
         yield LocalEngine(server, options.at_once or 1)
         return
     with _joined(options, run.log) as address:
@@ -113,11 +125,8 @@ def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
     """Connect this process to a cluster for a while; yield the address of its head."""
     before = {name: os.environ.get(name) for name in SETTINGS | START_SETTINGS}
     os.environ.update(SETTINGS | (START_SETTINGS if options.address is None else {}))
-    try:
-        import ray
-    except ImportError:
-        hint = "pip install 'autotune-finetune[ray]'"
-        raise user_error("Ray is not installed", where="--engine ray", hint=hint) from None
+    import ray
+
     from autotune.engine.cluster import join
 
     try:

@@ -46,6 +46,8 @@ MOST_FAILURES = 3
 """Lanes, one after another, that end before they have run anything."""
 SETTLE_S = 3.0
 """Seconds for nodes that fail with another one to say how, before they are asked to end."""
+REMOVE_S = 3.0
+"""How long a lane's removal may take to be acknowledged."""
 AGAIN = "-again"
 
 
@@ -126,8 +128,8 @@ class RayEngine:
 
     @property
     def machine(self) -> Machine | None:
-        """The machine that its lanes are on; they are alike."""
-        return self.pool.nodes[0].machine
+        """The machine with the least free memory of those that lanes may be on; they are alike."""
+        return min(self.pool.nodes, key=lambda node: node.device.free_bytes).machine
 
     def free_places(self) -> int:
         """Calls that would begin at once; 1 where there are none in flight."""
@@ -281,9 +283,12 @@ class RayEngine:
                     member.actor.state.remote()
 
     def _drop(self, lane: LaneHandle) -> None:
-        """Remove a lane; its fork server ends with its actor, by the end of its input."""
+        """Remove a lane; its fork server ends with its actor, by the end of its input. A head that
+        hangs is not waited for: the lane will find itself abandoned."""
         self._lanes.pop(lane.name, None)
-        remove_placement_group(lane.group)
+        removal = threading.Thread(target=_remove, args=(lane.group,), daemon=True)
+        removal.start()
+        removal.join(REMOVE_S)
 
     def _assign(self) -> None:
         """Give calls that wait to lanes that are free."""
@@ -330,6 +335,7 @@ class RayEngine:
         try:
             answer = ray.get(poll)
         except ActorUnavailableError:
+            time.sleep(POLL_S)
             self._look_at_head()
             if member.node is None:
                 member.poll = member.actor.state.remote()
@@ -401,7 +407,9 @@ class RayEngine:
     def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[News]:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
         call = lane.call
-        self._drop(lane)
+        idle = [one for one in self._lanes.values() if not one.call and member.node in one.nodes]
+        for dropped in (lane, *idle):  # those there that wait have probably died, too
+            self._drop(dropped)
         if call is None:
             self._failures += 1
             if self._failures >= MOST_FAILURES:
@@ -463,6 +471,11 @@ class RayEngine:
             elif time.monotonic() - self._head_seen > HEAD_LOST_S:
                 self._lanes.clear()  # they cannot be removed: they will find themselves abandoned
                 raise unreachable(self.pool.address)
+
+
+def _remove(group: Any) -> None:
+    with contextlib.suppress(RayError):
+        remove_placement_group(group)
 
 
 def lost_with(node: str | None, how: str = "") -> Measurement:

@@ -207,6 +207,10 @@ def _lost(ending: Ending, request: ProbeRequest, kernel_killed: bool) -> Measure
     return Measurement(outcome="interrupted", reason=reason, inferred=True)
 
 
+TRIED_AGAIN = "; tried again, as at first "
+"""Text between the reasons of a second try and of the first."""
+
+
 def is_by_another(measurement: Measurement) -> bool:
     """True if another process ended the probe, which says nothing of its candidate."""
     return measurement.outcome == "interrupted" and measurement.inferred
@@ -215,7 +219,7 @@ def is_by_another(measurement: Measurement) -> bool:
 def of_both(first: Measurement, second: Measurement) -> Measurement:
     """Return the measurement of a probe that was tried again because another process ended it: a
     crash where that ended the second one, too."""
-    named, reason = second.outcome, f"{second.reason}; tried again, as at first {first.reason}"
+    named, reason = second.outcome, f"{second.reason}{TRIED_AGAIN}{first.reason}"
     if is_by_another(second):
         named, reason = "crash", f"{second.reason}, twice: something ends it each time"
     seconds = round(first.seconds + second.seconds, 4)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autotune.facts import Facts
 from autotune.job.job import Job
+from autotune.probe.outcome import TRIED_AGAIN
 from autotune.report.progress_lines import EstimateLines
 from autotune.report.words import describe, describe_measurement
 from autotune.run.bundle_launch import STAGE_TEXTS
@@ -97,11 +98,15 @@ class RunLines(Listener):
 
     def probed(self, record: Record) -> None:
         assert record.measurement is not None
-        seconds = format_seconds(record.measurement.seconds)
+        seconds, node = format_seconds(record.measurement.seconds), record.measurement.node
         self._say(
             f"probe {record.number:3d}  {describe(record.candidate, self._free)}  "
-            f"{describe_measurement(record.measurement)}  [{seconds}]"
+            f"{describe_measurement(record.measurement)}  "
+            f"[{seconds}{f' on {node}' if node else ''}]"
         )
+        _, again, first = record.measurement.reason.partition(TRIED_AGAIN)
+        if again and record.measurement.outcome == "ok":
+            self._say(f"           it is a second try, as at first {first}")
 
     def stopped(self, reason: str) -> None:
         self._say(f"search ends: {reason}")

@@ -28,7 +28,8 @@ class Flight:
 
     Attributes:
         watch: tells by its events that it cannot win; None: it is measured to its end.
-        wall_s: its part of the run's own time so far.
+        wall_s, at_work_s: its part of the run's own time, and all that time, from the first event
+            on: before that it waits for a place.
     """
 
     trial: Trial
@@ -36,6 +37,7 @@ class Flight:
     watch: Watcher | None
     steps: ProbeSteps = ProbeSteps()
     wall_s: float = 0.0
+    at_work_s: float | None = None
 
 
 class Flights:
@@ -150,6 +152,9 @@ class Flights:
         if event.get("event") == "waiting":
             listener.waiting(event["holder"])
             return
+        if flight.at_work_s is None:
+            self._pass_time()
+            flight.at_work_s = 0.0
         flight.steps = flight.steps.after(event)
         if key == next(iter(self._flying)):
             listener.stepping(flight.steps)
@@ -174,7 +179,10 @@ class Flights:
         self._pass_time()
         flight = self._flying.pop(key)
         if session.engine.at_once > 1 and measurement.seconds:
-            measurement = dataclasses.replace(measurement, wall_s=round(flight.wall_s, 4))
+            share = flight.wall_s / flight.at_work_s if flight.at_work_s else 1.0
+            measurement = dataclasses.replace(
+                measurement, wall_s=round(share * measurement.seconds, 4)
+            )
         folder = session.run.probe(flight.trial.number)
         if session.engine.is_remote and heard:  # it may have run in a folder beside
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -187,8 +195,10 @@ class Flights:
         return measurement
 
     def _pass_time(self) -> None:
-        """Share the time since the last look among those that were in flight."""
+        """Share the time since the last look among those that were at work."""
         now = time.monotonic()
-        for flight in self._flying.values():
-            flight.wall_s += (now - self._seen) / len(self._flying)
+        at_work = [one for one in self._flying.values() if one.at_work_s is not None]
+        for flight in at_work:
+            flight.at_work_s = (flight.at_work_s or 0.0) + now - self._seen
+            flight.wall_s += (now - self._seen) / len(at_work)
         self._seen = now

@@ -234,7 +234,8 @@ def _opened(past: PastRun, waits: Callable[[str], None]) -> Iterator[tuple[Child
         if options.engine.name == "local":
             stack.enter_context(devices_locked(past.job.devices, past.run.path, waits))
         server = stack.enter_context(ChildServer(past.run.log))
-        opened = engine_of(options.engine, past.job, past.run, f"{name}-verify", server)
+        one = dataclasses.replace(options.engine, at_once=1)
+        opened = engine_of(one, past.job, past.run, f"{name}-verify", server)
         engine = stack.enter_context(opened)
         engine.abandon()  # a verification that was killed may have left a launch
         yield server, engine

@@ -38,7 +38,9 @@ def one_step(path: Path) -> None:
     trainer = trains.trainer(request, training, model, dataset)
     if METHODS[request.method].reference and trainer.ref_model is not None:
         # Both are of one checkpoint.
-        trainer.ref_model.load_state_dict(trainer.model.state_dict())
+        pairs = zip(trainer.ref_model.parameters(), trainer.model.parameters(), strict=True)
+        for reference, weight in pairs:  # what is compiled has other names
+            reference.data.copy_(weight.data)
     if hasattr(trainer, "reward_funcs"):  # completions of one length would be rewarded alike
         trainer.reward_funcs[:] = [_by_tokens]
     gradients: list[float] = []

@@ -24,16 +24,20 @@ class MadeEngine:
 
     def __init__(self, answer: Callable[[Call], Measurement], at_once: int = 1) -> None:
         self.at_once, self.most, self.stopped = at_once, 0, dict[str, str]()
-        self._answer, self._flying = answer, dict[str, Call]()
+        self._answer, self._flying, self._new = answer, dict[str, Call](), list[str]()
 
     def free_places(self) -> int:
         return self.at_once - len(self._flying)
 
     def begin(self, call: Call) -> None:
         self._flying[call.key] = call
+        self._new.append(call.key)
         self.most = max(self.most, len(self._flying))
 
     def news(self, timeout_s: float) -> Sequence[News]:
+        if self._new:
+            begun, self._new = self._new, []
+            return [(key, {"event": "tick"}) for key in begun]
         key = next(iter(self._flying))
         return [(key, Ended(result=self._answer(self._flying.pop(key)).plain()))]
 

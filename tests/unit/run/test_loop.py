@@ -356,7 +356,9 @@ def test_several_at_once_keep_to_the_budget_and_probe_nothing_twice(tmp_path, mo
     assert search(stub.session) == "the budget of 7 probes is used"
     assert engine.most == count
     assert len(stub.asked) == len({c.key for c in stub.asked}) == 7
-    assert all(r.measurement.wall_s < 5.0 for r in stub.records)  # each has its part of the clock
+    probes = [record.measurement for record in stub.records]  # each has its part of the clock
+    part = sum(probe.wall_s for probe in probes) / sum(probe.seconds for probe in probes)
+    assert 0.99 / count < part < 0.95
     before = len(stub.asked)
     assert settle(stub.session) and len(stub.asked) == before
 
