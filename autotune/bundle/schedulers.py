@@ -123,7 +123,7 @@ def ray_script(job: str, python: str, devices: Devices) -> str:
 set -euo pipefail
 export PATH="$(dirname -- {shlex.quote(python)}):$PATH" SRUN_CPUS_PER_TASK="$SLURM_CPUS_ON_NODE"
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
-export RAY_worker_niceness=0 RAY_memory_monitor_refresh_ms=0  # probes neither stand back nor end
+export RAY_worker_niceness=0 RAY_memory_monitor_refresh_ms=0  # probes do not stand back
 (umask 077 && ray get-auth-token --generate >/dev/null)  # ~/.ray/auth_token, in a home that all see
 chmod -f 600 ~/.ray/auth_token || true  # Ray writes it for all to read
 host="${{MAIN_ADDRESS:-$(python -c 'import ray; print(ray.util.get_node_ip_address())')}}"

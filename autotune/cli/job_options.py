@@ -125,11 +125,7 @@ def _engine(name: str | None, address: str | None, at_once: int | None, insecure
 
     if name == "ray" and address is None and (address := os.environ.get("RAY_ADDRESS")):
         echo(f"probes run on the Ray cluster at {address} (RAY_ADDRESS)", err=True)
-    options = EngineOptions(
-        name=name or "local", address=address, at_once=at_once, insecure=insecure
-    )
-    options.refuse_impossible()
-    return options
+    return EngineOptions(name=name or "local", address=address, at_once=at_once, insecure=insecure)
 
 
 def changes_of(accept_noise: bool, runs_on: Any) -> dict[str, Any]:

@@ -119,6 +119,8 @@ def command(
     from autotune.trackers.sending import refuse_missing
 
     refuse_missing(track)
+    if runs_on is not None:
+        runs_on.refuse_impossible()
     if resume is not None:
         _refuse_to_resume_with(out, no_history, no_verify)
         search = (*_resumed(resume, job, sets, flags), None)

@@ -95,6 +95,28 @@ class Pool:
         share = min(self.count * c // g for c, g in zip(cores, gpus, strict=True))
         return {"GPU": float(self.count)} | ({"CPU": share} if share else {})
 
+    def living(self) -> list[Node]:
+        """Return its nodes that are there now."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return [node for node in self.nodes if node.id in alive]
+
+    def asked_and_there(self) -> str:
+        """Return what a lane asks for and what the cluster has, in words."""
+        alive = self.living()
+        there = [
+            f"{node.name} ({_words(node.resources)})" if node in alive else f"{node.name} (lost)"
+            for node in self.nodes
+        ]
+        free = _words(ray.available_resources())
+        each = f" on each of {self.span} nodes" if self.span > 1 else ""
+        asked = _words(self.bundle) + each
+        return f"no node has room: {asked} asked, on {', '.join(there)}; free in all: {free}"
+
+
+def _words(resources: Any) -> str:
+    shown = [f"{name} {resources.get(name, 0.0):g}" for name in ("GPU", "CPU") if name in resources]
+    return ", ".join(shown) or "nothing"
+
 
 # -- joined or started
 
@@ -198,13 +220,17 @@ def _make_token() -> None:
     made = file.with_name(f"auth_token-{secrets.token_hex(4)}")
     with open(made, "w", encoding="ascii", opener=private_opener) as written:
         written.write(secrets.token_hex(32))
-    with contextlib.suppress(FileExistsError):  # another run has just made it
+    try:
         os.link(made, file)
-    made.unlink()
+    except FileExistsError:  # another run has just made it
+        pass
+    except OSError:  # a disk without hard links
+        made.replace(file)
+    made.unlink(missing_ok=True)
 
 
 def is_open(address: str, log: Path) -> bool | None:
-    """True if a cluster answers without a token; None where what listens there is none."""
+    """True if a cluster answers without a token; None where what listens there is no Ray."""
     companion = Companion(tokenless.__name__, [address], log=log)
     try:
         until = time.monotonic() + OPEN_S
@@ -261,7 +287,7 @@ def _looks(ids: Sequence[str], job: str, folder: str) -> dict[str, dict[str, Any
             try:
                 answers[node] = ray.get(poll, timeout=LOOK_S)
             except RayError as error:
-                silent[node] = f"{error}".strip().splitlines()[-1]
+                silent[node] = f"{error}".strip().rpartition("\n")[2]
         left &= {node["NodeID"] for node in ray.nodes() if node["Alive"]} - answers.keys()
         if not left:
             break

@@ -125,8 +125,10 @@ def _joined(options: EngineOptions, log: Path) -> Iterator[str]:
     """Connect this process to a cluster for a while; yield the address of its head."""
     before = {name: os.environ.get(name) for name in SETTINGS | START_SETTINGS}
     os.environ.update(SETTINGS | (START_SETTINGS if options.address is None else {}))
-    import ray
-
+    try:
+        import ray
+    except ImportError as error:
+        raise machine_error(f"Ray cannot be imported: {error}", where="--engine ray") from None
     from autotune.engine.cluster import join
 
     try:

@@ -24,7 +24,7 @@ from ray.util import get_placement_group, placement_group, remove_placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.engine.call import PROBE, Call, Ended, News, named
-from autotune.engine.cluster import NAMESPACE, Node, Pool, is_reached, unreachable
+from autotune.engine.cluster import NAMESPACE, Pool, is_reached, unreachable
 from autotune.engine.lane import Lane
 from autotune.errors import Problem, machine_error
 from autotune.plain_data import from_plain
@@ -46,8 +46,8 @@ MOST_FAILURES = 3
 """Lanes, one after another, that end before they have run anything."""
 SETTLE_S = 3.0
 """Seconds for nodes that fail with another one to say how, before they are asked to end."""
-REMOVE_S = 3.0
-"""How long a lane's removal may take to be acknowledged."""
+ATTACH_S, REMOVE_S = 30.0, 3.0
+"""How long a lane of an earlier process may take to answer, and its removal to be acknowledged."""
 AGAIN = "-again"
 
 
@@ -119,11 +119,15 @@ class RayEngine:
         self._making = ""
         self._without_place_since: float | None = None
         self._has_said = False
-        self._head_seen = time.monotonic()
+        self._head_looked, self._head_lost = time.monotonic(), 0.0
         self._names = {node.id: node.name for node in self.pool.nodes}
         self.gone = threading.Event()
-        self._attach()
-        self._fill()
+        try:
+            self._attach()
+            self._fill()
+        except BaseException:  # Ctrl-C, or the head: whoever makes it has nothing to close yet
+            self.close()
+            raise
         threading.Thread(target=self._keep, daemon=True).start()
 
     @property
@@ -166,9 +170,7 @@ class RayEngine:
         self.gone.set()
         for lane in list(self._lanes.values()):
             self._drop(lane)
-        if self._making:  # Ctrl-C came meanwhile
-            with contextlib.suppress(RayError, ValueError):
-                remove_placement_group(get_placement_group(self._making))
+        self._remove_unfinished()
 
     def news(self, timeout_s: float) -> Sequence[News]:
         """Return what is new of all calls; wait for it.
@@ -211,9 +213,9 @@ class RayEngine:
                 group = get_placement_group(name)
                 parts = [f"{name}.{part}" for part in range(self.pool.span)]
                 found = [ray.get_actor(part, namespace=NAMESPACE) for part in parts]
-                states = ray.get([actor.state.remote() for actor in found], timeout=WAIT_S)
+                states = ray.get([actor.state.remote() for actor in found], timeout=ATTACH_S)
             except (RayError, ValueError):  # it ends, or is silent: others may have its devices
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(RayError, ValueError):
                     remove_placement_group(get_placement_group(name))
                 continue
             call = states[0]["call"] and from_plain(Call, states[0]["call"])
@@ -230,8 +232,16 @@ class RayEngine:
                     self._first[call.key] = lost_with("another node")
                 self._ask(lane)
 
+    def _remove_unfinished(self) -> None:
+        """Remove the group of a lane that Ctrl-C, or the end of a budget, left half made."""
+        if self._making:
+            with contextlib.suppress(RayError, ValueError):
+                remove_placement_group(get_placement_group(self._making))
+        self._making = ""
+
     def _fill(self) -> None:
         """Ask for lanes up to as many as run at once."""
+        self._remove_unfinished()
         pool = self.pool
         ids = ",".join(node.id for node in pool.nodes)
         while len(self._lanes) < self.at_once:
@@ -407,9 +417,13 @@ class RayEngine:
     def _lost(self, lane: LaneHandle, member: Member, error: RayError) -> Sequence[News]:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
         call = lane.call
-        idle = [one for one in self._lanes.values() if not one.call and member.node in one.nodes]
-        for dropped in (lane, *idle):  # those there that wait have probably died, too
-            self._drop(dropped)
+        self._drop(lane)
+        for other in list(self._lanes.values()):  # those there that wait have probably died, too
+            if (
+                not (other.call or isinstance(error, OutOfMemoryError))
+                and member.node in other.nodes
+            ):
+                self._drop(other)
         if call is None:
             self._failures += 1
             if self._failures >= MOST_FAILURES:
@@ -436,28 +450,12 @@ class RayEngine:
             return []
         since = self._without_place_since = self._without_place_since or now
         # Where there are nodes enough, other runs have them, and give them back.
-        if now - since > self.place_s and len(self._living()) < self.pool.span:
-            raise machine_error(self._asked_and_there(), where="--engine ray")
+        if now - since > self.place_s and len(self.pool.living()) < self.pool.span:
+            raise machine_error(self.pool.asked_and_there(), where="--engine ray")
         if now - since < SAYS_S or self._has_said:
             return []
         self._has_said = True
-        return [(self._waiting[0].key, {"event": "waiting", "holder": self._asked_and_there()})]
-
-    def _living(self) -> list[Node]:
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return [node for node in self.pool.nodes if node.id in alive]
-
-    def _asked_and_there(self) -> str:
-        """Return what a lane asks for and what the cluster has, in words."""
-        alive = self._living()
-        there = [
-            f"{node.name} ({_words(node.resources)})" if node in alive else f"{node.name} (lost)"
-            for node in self.pool.nodes
-        ]
-        free = _words(ray.available_resources())
-        each = f" on each of {self.pool.span} nodes" if self.pool.span > 1 else ""
-        asked = _words(self.pool.bundle) + each
-        return f"no node has room: {asked} asked, on {', '.join(there)}; free in all: {free}"
+        return [(self._waiting[0].key, {"event": "waiting", "holder": self.pool.asked_and_there()})]
 
     def _look_at_head(self) -> None:
         """Raise an error where the head has gone.
@@ -465,10 +463,14 @@ class RayEngine:
         Raises:
             MachineError: nothing has listened at its address for a while.
         """
-        if time.monotonic() - self._head_seen > HEAD_S:
+        now = time.monotonic()
+        if now - self._head_looked > HEAD_S:
+            self._head_looked = now
             if is_reached(self.pool.address):
-                self._head_seen = time.monotonic()
-            elif time.monotonic() - self._head_seen > HEAD_LOST_S:
+                self._head_lost = 0.0
+            elif not self._head_lost:
+                self._head_lost = now
+            elif now - self._head_lost > HEAD_LOST_S:
                 self._lanes.clear()  # they cannot be removed: they will find themselves abandoned
                 raise unreachable(self.pool.address)
 
@@ -488,8 +490,3 @@ def _failed(ended: Ended) -> bool:
     """True if a probe, or a launch, came to no good end."""
     result = ended.result or {"exit_code": 1}
     return bool(result.get("exit_code")) or result.get("outcome", "ok") != "ok"
-
-
-def _words(resources: Any) -> str:
-    shown = [f"{name} {resources.get(name, 0.0):g}" for name in ("GPU", "CPU") if name in resources]
-    return ", ".join(shown) or "nothing"

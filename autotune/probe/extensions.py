@@ -35,7 +35,7 @@ def extensions_of(request: ProbeRequest) -> list[str]:
 
 
 def compile_before(server: ChildServer, request: ProbeRequest) -> None:
-    """Have all code compiled that a probe of `request` needs, once a run."""
+    """Have all code compiled that a probe of `request` needs, once a run, or a lane."""
     names = extensions_of(request)
     if not names:
         return

@@ -20,7 +20,7 @@ from autotune.engine.launching import Launcher
 from autotune.errors import machine_error
 from autotune.job.job import Job
 from autotune.job.methods import METHODS
-from autotune.probe.extensions import compiled_folder
+from autotune.probe.extensions import EXTENSIONS, compiled_folder
 from autotune.process.launch import launch
 from autotune.process.limits import LaunchReport, signal_name
 from autotune.process.messages import read_json
@@ -191,10 +191,9 @@ class BundleLaunch:
                 # A folder whose card lists its files is cached by its name alone, whatever it holds
                 # (datasets 5.2): with the user's cache, another run's rehearsal would be loaded.
                 "HF_DATASETS_CACHE": str(self.run.verification / "cache"),
-                # What DeepSpeed compiled for the probes (minutes); the user's own folder wins.
-                "TORCH_EXTENSIONS_DIR": os.environ.get(
-                    "TORCH_EXTENSIONS_DIR", str(compiled_folder(self.run.rows))
-                ),
+                # What DeepSpeed compiled for the probes (minutes); the user's own folder wins, and
+                # on Ray that of a lane.
+                EXTENSIONS: os.environ.get(EXTENSIONS, str(compiled_folder(self.run.rows))),
             },
             timeout_s=min(TIMEOUT_S + 3 * expected_s, self.deadline.left_s),
             gpus=(device.index, *device.peers) if device.kind == "cuda" else (),

@@ -101,8 +101,9 @@ def recover(study: Study, run: RunFolder, flying: Collection[str] = ()) -> None:
 
 def left_by(folder: ChildFolder) -> Measurement:
     """Return by its files how a probe ended that its run was not told of."""
-    request = read_json(folder.request) or {}
-    is_whole = (request.get("part") or {}).get("nodes", 1) == 1
+    request: Any = read_json(folder.request)
+    part = request.get("part") if isinstance(request, dict) else None
+    is_whole = not isinstance(part, dict) or part.get("nodes", 1) == 1
     for file in (folder.measurement, folder.reply) if is_whole else (folder.measurement,):
         plain: Any = read_json(file)
         if isinstance(plain, dict):

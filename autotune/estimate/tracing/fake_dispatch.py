@@ -96,9 +96,11 @@ def result_of(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if known is not None:
         return known.tensors(mode, args)
     out = func(*args, **kwargs)
-    if _may_be_kept(func, mode) and all(out is not value for value in kwargs.values()):
-        is_tuple = isinstance(out, tuple)
-        found = [_output_of(func, mode, args, one) for one in (out if is_tuple else (out,))]
+    is_tuple = isinstance(out, tuple)
+    outs = out if is_tuple else (out,)
+    is_given = any(one is value for one in outs for value in kwargs.values() if one is not None)
+    if _may_be_kept(func, mode) and not is_given:
+        found = [_output_of(func, mode, args, one) for one in outs]
         outputs = tuple(output for output in found if output is not None)
         if len(outputs) == len(found):
             KEPT_RESULTS[key] = _Result(outputs, is_tuple)
@@ -107,14 +109,16 @@ def result_of(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _may_be_kept(func: Any, mode: FakeTensorMode) -> bool:
     """True if the shapes of an operator's arguments decide about its result, as torch's own cache
-    has it, and it changes none of them."""
+    has it, and it changes the shape of none."""
     if func.namespace == _OURS or func is _UNSAFE_VIEW:
         return True
+    if func.namespace not in _NAMESPACES:
+        return False
     implicit = func.is_view and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
     )
     lifts = func in mode.lift_fns
-    return func.namespace in _NAMESPACES and not (implicit or lifts or _BY_DATA & {*func.tags})
+    return not (implicit or lifts or _BY_DATA & {*func.tags})
 
 
 def _output_of(func: Any, mode: FakeTensorMode, args: Sequence[Any], out: Any) -> _Output | None:
@@ -129,6 +133,8 @@ def _output_of(func: Any, mode: FakeTensorMode, args: Sequence[Any], out: Any) -
         return None
     shares = func.is_view or func is _UNSAFE_VIEW
     tensors = [index for index, argument in enumerate(args) if isinstance(argument, torch.Tensor)]
+    if shares and len(tensors) != 1:
+        return None
     layout = out.shape, out.stride(), out.storage_offset(), out.dtype, out.fake_device
     fields = {name: value for name, value in out.__dict__.items() if name != "fake_mode"}
     output = _Output(tensors[0] if shares else None, layout, fields)

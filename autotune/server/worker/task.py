@@ -137,7 +137,7 @@ class Task:
     def leave(self) -> None:
         """End its processes now; on Ray as soon as their devices are given back."""
         if self._is_on_ray and not self.has_ended:
-            self._command.interrupt()
+            self._stop(DEVICES_S)
             until = time.monotonic() + DEVICES_S
             while not self.has_ended and time.monotonic() < until:
                 time.sleep(0.05)

@@ -81,6 +81,18 @@ def test_who_depends_on_what_a_node_shares_is_alone_there():
     assert not engine._is_undisturbed(second, other)
 
 
+def test_a_head_ends_a_run_only_where_it_is_away_for_a_while():
+    engine = RayEngine.__new__(RayEngine)
+    engine.pool = Pool(nodes=[node("a")], kind="cuda", count=1, address="127.0.0.1:1")
+    engine._lanes, engine._head_looked, engine._head_lost = {}, -1e6, 0.0
+    engine._look_at_head()  # after hours without a look
+    engine._head_looked = -1e6
+    engine._look_at_head()
+    engine._head_looked, engine._head_lost = -1e6, engine._head_lost - 20.0
+    with pytest.raises(MachineError, match="127.0.0.1:1 does not answer"):
+        engine._look_at_head()
+
+
 @pytest.mark.parametrize(
     ("fields", "shares"),
     [

@@ -107,6 +107,8 @@ def test_what_shares_a_storage_does_so_again():
             assert torch.ops.aten._unsafe_view(x, [24]).untyped_storage()._cdata == storage._cdata
             assert x.add_(1) is x
             assert torch.mm(x, x.t(), out=product) is product
+            top = torch.empty(6, 2), torch.empty(6, 2, dtype=torch.int64)
+            assert torch.topk(x, 2, out=top)[0] is top[0]
             assert (x + 1).untyped_storage()._cdata != storage._cdata
 
 
