@@ -167,7 +167,7 @@ def test_a_probe_that_loses_one_of_its_nodes_is_made_once_more_on_others(
         assert len(found.node.split(", ")) == 2 and [one["rank"] for one in found.ranks] == [0, 1]
         assert still_running([first, second]) == []
         again = [tmp_path / "0000-again", tmp_path / "0000-again" / "node-1"]
-        assert all((part / "measurement.json").exists() for part in again)
+        assert all((part / "reply.json").exists() for part in again)
     finally:
         engine.close()
         if 4 in cluster.started:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.bundle.launch_script import missing_fields
-from autotune.job.methods import METHODS
 from autotune.space.batch import divisors, quarters, update_problem
 from autotune.space.batch_checks import batch_problems
 from autotune.space.bind import bind
@@ -164,12 +163,11 @@ def test_all_that_its_script_reads_may_be_given(folder):
 def test_the_configuration_names_its_models_and_what_is_missing():
     job, facts = ppo(fixed={**PINNED, MICRO_BATCH: 4}), make_facts(rows=5000)
     candidate = space_of(job).candidates[0]
-    config = settings(job, facts, candidate, "out").config
-    assert missing_fields(config, METHODS["ppo"]) == ("reward_model_path",)
+    assert missing_fields(settings(job, facts, candidate, "out")) == ("reward_model_path",)
     job_with_model = job.model_copy(update={"reward_model_path": "/models/judge"})
-    config = settings(job_with_model, facts, candidate, "out").config
-    assert config["reward_model_path"] == "/models/judge"
-    assert missing_fields(config, METHODS["ppo"]) == ()
+    chosen = settings(job_with_model, facts, candidate, "out")
+    assert chosen.config["reward_model_path"] == "/models/judge"
+    assert missing_fields(chosen) == ()
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
