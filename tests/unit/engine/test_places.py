@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import ray
 
 from autotune.engine.call import Call
 from autotune.engine.cluster import Node, of_one_kind, versions_here
@@ -79,6 +80,24 @@ def test_who_depends_on_what_a_node_shares_is_alone_there():
     assert engine._is_undisturbed(third, alone)
     first.call = alone
     assert not engine._is_undisturbed(second, other)
+
+
+@pytest.mark.parametrize(
+    ("error", "gone"),
+    [
+        (ray.exceptions.ActorDiedError(), ["works", "waits"]),
+        (ray.exceptions.OutOfMemoryError("full"), ["works"]),  # of one process, not of the node
+    ],
+)
+def test_lanes_that_wait_go_with_one_that_was_lost_on_their_node(monkeypatch, error, gone):
+    engine, dropped = RayEngine.__new__(RayEngine), []
+    lanes = {name: LaneHandle(name, None, [Member(None, name[0])]) for name in ("works", "waits")}
+    lanes["elsewhere"] = LaneHandle("elsewhere", None, [Member(None, "e")])
+    lanes["works"].call = Call(key="0000", folder="f", request={})
+    engine._lanes, engine._first, engine._waiting = lanes, {}, []
+    monkeypatch.setattr(RayEngine, "_drop", lambda self, lane: dropped.append(lane.name))
+    engine._lost(lanes["works"], lanes["works"].members[0], error)
+    assert dropped == gone
 
 
 def test_a_head_ends_a_run_only_where_it_is_away_for_a_while():
