@@ -140,7 +140,7 @@ class Running:
     whoever asks.
 
     Args:
-        news: is notified of each event.
+        changed: is notified of each event.
         around: makes what it runs in, of a watcher of events.
     """
 
@@ -148,20 +148,20 @@ class Running:
         self,
         server: ChildServer,
         call: Call,
-        news: threading.Condition,
+        changed: threading.Condition,
         around: Callable[[Watcher], AbstractContextManager[None]] = lambda watch: nullcontext(),
     ) -> None:
         self.call = call
         self.events: list[dict[str, Any]] = []
         self.ended: Ended | None = None
-        self._server, self._news, self._around = server, news, around
+        self._server, self._changed, self._around = server, changed, around
         self._reason: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self, reason: str) -> None:
         """Ask it to end, unless it has."""
-        with self._news:
+        with self._changed:
             if self.ended is None:
                 self._reason = reason
                 self._server.stop(ChildFolder(path=Path(self.call.folder)), reason)
@@ -182,13 +182,13 @@ class Running:
         except Exception as error:  # of ours or of the machine: it ends the run, and is named
             what = f"{type(error).__name__}: {error}"
             ended = Ended(problems=(Problem(where=self.call.folder, what=what),))
-        with self._news:
+        with self._changed:
             self._server.clear_stop(folder)
             self.ended = ended
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _hear(self, event: dict[str, Any]) -> str | None:
-        with self._news:
+        with self._changed:
             self.events.append(event)
-            self._news.notify_all()
+            self._changed.notify_all()
         return self._reason

@@ -208,14 +208,18 @@ def wants_token(address: str) -> AutotuneError:
 def has_token() -> bool:
     """True if this process has a token, where Ray looks for it."""
     named = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
-    return bool(named) or (Path.home() / ".ray" / "auth_token").exists()
+    return bool(named) or _token_file().exists()
+
+
+def _token_file() -> Path:
+    return Path.home() / ".ray" / "auth_token"
 
 
 def _make_token() -> None:
     """Make the token of a user who has none."""
     if has_token():
         return
-    file = Path.home() / ".ray" / "auth_token"
+    file = _token_file()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = file.with_name(f"auth_token-{secrets.token_hex(4)}")
     with open(made, "w", encoding="ascii", opener=private_opener) as written:
@@ -292,11 +296,10 @@ def _looks(ids: Sequence[str], job: str, folder: str) -> dict[str, dict[str, Any
         if not left:
             break
         time.sleep(1.0)
-    return answers | {node: _unfit(silent[node]).plain() for node in left & silent.keys()}
-
-
-def _unfit(problem: str) -> Node:
-    return Node(machine=None, problem=problem, has_folder=False, versions={})
+    for node in left & silent.keys():
+        unfit = Node(machine=None, problem=silent[node], has_folder=False, versions={})
+        answers[node] = unfit.plain()
+    return answers
 
 
 def look_here(job: str, folder: str) -> dict[str, Any]:
@@ -334,9 +337,11 @@ def of_one_kind(nodes: Sequence[Node], span: int = 1) -> list[Node]:
     if not kinds:
         said = "; ".join(f"{node.name}: {node.problem}" for node in nodes) or "no node has any"
         raise machine_error(f"no node of the Ray cluster has the devices of the job: {said}")
-    if not (kinds := {kind: alike for kind, alike in kinds.items() if len(alike) >= span}):
-        what = f"the job is over {span} machines, and the Ray cluster has fewer nodes of a kind"
+    most = max(map(len, kinds.values()))
+    if most < span:
+        what = f"the job is over {span} machines, and the Ray cluster has {most} of a kind for it"
         raise machine_error(what, where="devices.nodes", hint="start Ray on more, or set fewer")
+    kinds = {kind: alike for kind, alike in kinds.items() if len(alike) >= span}
     chosen = kinds[max(sorted(kinds), key=lambda kind: _devices(kinds[kind]))]
     refuse_differences(chosen)
     if blind := [node.name for node in chosen if not node.has_folder]:

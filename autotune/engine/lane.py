@@ -25,6 +25,9 @@ from autotune.process.child_server import ChildServer
 from autotune.process.device_lock import devices_locked
 from autotune.process.limits import Watcher
 
+FIRST_PART = 0.2
+"""The part of `abandoned_s` for the first question: a living driver asks at once."""
+
 
 class Lane:
     """An actor that runs one call at a time, and keeps it with its events until the next begins.
@@ -35,8 +38,7 @@ class Lane:
         kind, count: of its devices.
         spans: whether other nodes have a part of its calls.
         preload: what its fork server imports.
-        abandoned_s: seconds without a question after which it removes itself; before the first
-            one a fifth of it, as a driver asks at once.
+        abandoned_s: seconds without a question after which it removes itself.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class Lane:
         self._devices = Devices(kind="cuda" if kind == "cuda" else "cpu", count=count)
         self._server = ChildServer(self._folder / f"server-{name}.log", tuple(preload))
         self._server.begin()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._running: Running | None = None
         self._known: set[tuple[str, str]] = set()
-        self._asked_at, self._abandoned_s = time.monotonic() - 0.8 * abandoned_s, abandoned_s
+        self._asked_at = time.monotonic() - (1 - FIRST_PART) * abandoned_s
+        self._abandoned_s = abandoned_s
         threading.Thread(target=self._end_when_abandoned, daemon=True).start()
 
     def state(self) -> dict[str, Any]:
@@ -84,14 +87,14 @@ class Lane:
         self._asked_at = time.monotonic() + wait_s
         call = Call.from_plain(plain)
         asked = (call.key, call.folder)  # the same key again is a second try
-        with self._news:
+        with self._changed:
             if asked not in self._known:
                 self._known.add(asked)
-                self._running = Running(self._server, call, self._news, self._locked)
+                self._running = Running(self._server, call, self._changed, self._locked)
             running = self._running
             if running is None or asked != (running.call.key, running.call.folder):  # came late
                 return [], None
-            self._news.wait_for(lambda: len(running.events) > since or running.ended, wait_s)
+            self._changed.wait_for(lambda: len(running.events) > since or running.ended, wait_s)
             ended = None if running.ended is None else running.ended.plain()
             return running.events[since:], ended
 

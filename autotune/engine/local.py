@@ -22,7 +22,7 @@ class LocalEngine:
     def __init__(self, server: ChildServer, at_once: int = 1) -> None:
         self.at_once = at_once
         self._server = server
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._running: dict[str, Running] = {}
         self._passed: dict[str, int] = {}
 
@@ -34,13 +34,13 @@ class LocalEngine:
         """Begin a call in a thread."""
         if call.key not in self._running:
             self._passed[call.key] = 0
-            self._running[call.key] = Running(self._server, call, self._news)
+            self._running[call.key] = Running(self._server, call, self._changed)
 
     def news(self, timeout_s: float) -> Sequence[News]:
         """Return what is new of all calls; wait for it."""
-        with self._news:
+        with self._changed:
             if not (news := self._collected()):
-                self._news.wait(timeout_s)
+                self._changed.wait(timeout_s)
                 news = self._collected()
         return news
 

@@ -418,12 +418,10 @@ class RayEngine:
         """Note a lane that has died; return the end of its call, if that is not made once more."""
         call = lane.call
         self._drop(lane)
-        for other in list(self._lanes.values()):  # those there that wait have probably died, too
-            if (
-                not (other.call or isinstance(error, OutOfMemoryError))
-                and member.node in other.nodes
-            ):
-                self._drop(other)
+        if not isinstance(error, OutOfMemoryError):  # what waits there has probably died, too
+            waiting = [one for one in self._lanes.values() if not one.call]
+            for neighbour in [one for one in waiting if member.node in one.nodes]:
+                self._drop(neighbour)
         if call is None:
             self._failures += 1
             if self._failures >= MOST_FAILURES:

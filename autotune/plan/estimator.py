@@ -69,8 +69,8 @@ class Estimator:
     _speeds: KnownSpeeds = field(default_factory=dict)
 
     def with_ceilings(self, kind: DeviceKind | None, candidates: int) -> Self:
-        """Return the same with the rates of the device: of its kind from a table, else measured
-        once, where there are many candidates to rank."""
+        """Return the estimator with the rates of the device: of its kind from a table, else
+        measured once, where there are many candidates to rank."""
         if kind is not None:
             return dataclasses.replace(self, ceilings=ceilings_of_kind(kind))
         rates = self.cache.ceilings(self.facts.device.name)

@@ -100,7 +100,7 @@ class JobSession(Session):
         )
 
     def with_remedies(self, result: Result, nothing: NothingFits) -> Result:
-        """Return it with changes that make the job fit: probed, or else estimated."""
+        """Return the result with changes that make the job fit: probed, or else estimated."""
         tried = tuple(self._try_changes(nothing))
         advice = self._advice(nothing, tried)
         left_out = (UNTRIED,) if self.deadline.left_s <= 0 else ()
